@@ -1,0 +1,1 @@
+"""Nouns: what crosses a stage border, and what can go wrong."""

@@ -1,0 +1,1 @@
+"""The indexed corpus snapshot, as it is handed to the stages."""

@@ -1,0 +1,1 @@
+"""Verbs of the pipeline: one file a stage, and no orchestration."""
