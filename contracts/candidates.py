@@ -120,7 +120,10 @@ class FusedCandidate(Row):
 
 
 class FusedRanking(Row):
-    """What rrf_merge writes: one ranking of both lists, in exact order, ties by chunk id."""
+    """What rrf_merge writes: one ranking of both lists, in exact order, ties by chunk id.
+
+    `best_possible` is the score of a passage that stands first in every list that took part.
+    """
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Unique("query_id"),
@@ -130,5 +133,6 @@ class FusedRanking(Row):
 
     query_id: Text
     candidates: list[FusedCandidate]
+    best_possible: Annotated[float, Gt(0)]
     greedy_selection_outcome: Outcome
     sparse_search_outcome: Outcome

@@ -146,7 +146,10 @@ class RerankedCandidate(Row):
 
 
 class RerankedRanking(Row):
-    """What blended_rerank writes: all candidates by falling score, ties by chunk id, and the selection."""
+    """What blended_rerank writes: all candidates by falling score, ties by chunk id, and the selection.
+
+    `required` names the families that the question needs; `slots` is how many passages may be selected.
+    """
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Unique("query_id"),
@@ -158,6 +161,7 @@ class RerankedRanking(Row):
     query_id: Text
     rerank_status: Literal["cross_encoder", "no_cross_encoder", "disabled"]
     required: list[str]
+    slots: Annotated[Int32, Ge(1)]
     candidates: list[RerankedCandidate]
 
 

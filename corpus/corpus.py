@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 
 import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import re2
+from scipy.sparse import csc_array, csr_array
 
 from contracts.columns import IntArray, Ragged, as_numpy, column, offsets_from_lengths
 from contracts.corpus import CorpusSnapshot
@@ -27,6 +28,8 @@ from corpus.scope import Scope, Scopes
 from corpus.tokeniser import Tokeniser
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+SearchedText = Literal["text", "title_and_text"]
 
 # FAISS may round neighbours into another order than the exact scores have: look a little deeper, then sort.
 _MARGIN = 16
@@ -44,6 +47,7 @@ class Corpus:
         index: FAISS index over the embeddings, inner product.
         keywords: the keyword index.
         tokeniser: the one that the keyword index was built with.
+        searched_text: what retrievers and models read of a chunk.
         collapse_identical_texts: of equal visible texts let one through (True), or all (False, ablation only).
     """
 
@@ -58,6 +62,7 @@ class Corpus:
         index: faiss.Index,
         keywords: KeywordIndex,
         tokeniser: Tokeniser,
+        searched_text: SearchedText = "title_and_text",
         collapse_identical_texts: bool = True,
     ) -> None:
         self.snapshot = snapshot
@@ -66,6 +71,7 @@ class Corpus:
         self.index = index
         self.keywords = keywords
         self.tokeniser = tokeniser
+        self.searched_text = searched_text
         self.collapse_identical_texts = collapse_identical_texts
         # Caches of this corpus alone, which go when it goes.
         self.eligible = lru_cache(maxsize=256)(self._eligible)
@@ -224,6 +230,37 @@ class Corpus:
         lists = [self.keywords.term_ids(self.tokeniser.tokens(text)) for text in texts]
         lengths = np.array([len(one) for one in lists], dtype=np.int64)
         return Ragged(offsets_from_lengths(lengths), np.array([t for one in lists for t in one], dtype=np.int64))
+
+    def lexical_overlap(self, texts: Sequence[str], queries: IntArray, rows: IntArray) -> Array:
+        """(pairs,) float64 in [0, 1]: the share of the distinct terms of texts[queries[i]] that chunk rows[i] has.
+
+        Terms that no chunk has count too; 0 for a text without terms.
+        """
+        distinct = [sorted(set(self.tokeniser.tokens(text))) for text in texts]
+        known = [self.keywords.term_ids(tokens) for tokens in distinct]
+        lengths = np.array([len(one) for one in known], dtype=np.int64)
+        terms = np.array([term for one in known for term in one], dtype=np.int64)
+        asked = csr_array(
+            (np.ones(len(terms)), terms, offsets_from_lengths(lengths)), shape=(len(texts), len(self.keywords.terms))
+        )
+        shared = np.asarray(asked[queries].multiply(self._term_presence[rows]).sum(axis=1)).ravel()
+        totals = np.array([len(one) for one in distinct], dtype=np.float64)[queries]
+        return np.divide(shared, totals, out=np.zeros(len(rows)), where=totals > 0)
+
+    @cached_property
+    def _term_presence(self) -> csr_array:
+        """(chunks, terms): 1 where the chunk has the term."""
+        index = self.keywords
+        shape = (len(self.chunks), len(index.terms))
+        return csc_array((np.ones(len(index.rows)), index.rows, index.offsets), shape=shape).tocsr()
+
+    def passage_texts(self, rows: IntArray) -> list[str]:
+        """What retrievers and models read of each chunk: its title and text, or its text alone."""
+        texts: list[str] = self.column("text").take(pa.array(rows, pa.int64())).to_pylist()
+        if self.searched_text == "text":
+            return texts
+        titles = self.column("title").take(pa.array(rows, pa.int64())).to_pylist()
+        return [text if title is None else f"{title}\n{text}" for title, text in zip(titles, texts, strict=True)]
 
     def _keyword_search(self, k1: float, b: float, epsilon: float) -> KeywordSearch:
         """BM25 Okapi search with these parameters over this corpus."""
