@@ -16,6 +16,8 @@ DartflowError
 
 from __future__ import annotations
 
+_LONGEST_VALUE = 200
+
 
 class DartflowError(Exception):
     """Base of all errors: reads `where: what is wrong: got X, want Y. Next step.` and carries the parts.
@@ -90,10 +92,15 @@ class ContractError(DartflowError):
         super().__init__(
             f"stage {stage}, {place}",
             "breaks the contract",
-            got=repr(value)[:200],
+            got=_shortened(repr(value)),
             want=want,
             next_step=f"Run `dartflow contracts {stage}` to see the contract.",
         )
+
+
+def _shortened(text: str) -> str:
+    """A value may be a whole passage: its beginning is enough for a sentence, the field carries all of it."""
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 class CheckpointError(DartflowError):

@@ -53,11 +53,15 @@ class Manifest(_Record):
 
 
 class StagePlan(_Record):
-    """One stage of a run's plan: its number in the pipeline, its artifacts, and where they come from."""
+    """One stage of a run's plan: its number in the pipeline, its artifacts, and where they come from.
+
+    `inputs` are the parts of the keys that are known before anything is computed.
+    """
 
     number: int
     stage: str
     parts: int
+    inputs: dict[str, object]
     borrowed_from: str | None
     because: str
 
@@ -73,7 +77,9 @@ class RunPlan(_Record):
     log_lines: int
     distinct_queries: int
     dead_letters: int
+    dead_letters_allowed: int
     shards: int
+    access_control: bool
     stages: list[StagePlan]
     settings: dict[str, object]
     packages: dict[str, str]

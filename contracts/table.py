@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
-from contracts.columns import Values, as_numpy, build_array, column
-from contracts.errors import ContractError
+from contracts.annotations import Float32, Int32, arrow_field, field_annotations
+from contracts.checks import NO_SUCH_COLUMN, UNKNOWN_COLUMN, column_violation, type_violations
+from contracts.columns import Values, build_array, column
+from contracts.errors import ContractError, StageError
 from contracts.rules import Rule, Violation
 
-Float32 = Annotated[float, pa.float32()]
-Int32 = Annotated[int, pa.int32()]
-
-_PRIMITIVES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+__all__ = ["Float32", "Int32", "Row", "build_table", "check_rows", "check_table", "rows_to_table", "schema"]
 
 
 class Row(BaseModel):
@@ -27,7 +23,9 @@ class Row(BaseModel):
 
     Field types may be str, int, float, bool, `Literal` of strings, another Row (a struct), lists
     of these, and `| None` (nullable). `Annotated` bounds (Ge, Gt, Le, Lt, MinLen) and Arrow types
-    (`Float32`, `Int32`) are understood. Floats must be finite. `rules` hold what one field cannot say.
+    (`Float32`, `Int32`) are understood. Floats must be finite; a bound on a `Float32` is compared with
+    the rounded number, so that 0.1, which is 0.100000001 in float32, breaks `Le(0.1)`.
+    `rules` hold what one field cannot say.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -36,21 +34,46 @@ class Row(BaseModel):
     @model_validator(mode="after")
     def _obey_rules(self) -> Row:
         for rule in self.rules:
-            problem = rule.check_row(self)
-            if problem is not None:
-                raise ValueError(problem)
+            found = rule.check_row(self)
+            if found is not None:
+                parts = {"column": found.column, "got": repr(found.value), "want": found.want, "value": found.value}
+                raise PydanticCustomError("rule", "{column}: got {got}, want {want}", parts)
         return self
 
 
 def schema(model: type[Row]) -> pa.Schema:
     """The Arrow schema of a row model: same fields in the same order, `| None` alone is nullable."""
-    return pa.schema([_arrow_field(name, _annotation(info)) for name, info in model.model_fields.items()])
+    return pa.schema([arrow_field(name, annotation) for name, annotation in field_annotations(model).items()])
 
 
 def build_table(model: type[Row], columns: Mapping[str, Values]) -> pa.Table:
-    """A table of exactly the model's schema, from arrays, `Ragged` lists and mappings for structs."""
+    """A table of exactly the model's schema, from arrays, `Ragged` lists and mappings for structs.
+
+    Entries of `columns` that the model does not know are left out.
+
+    Raises:
+        StageError: a column is missing, of another kind or length, or has more values than one shard can hold.
+    """
     wanted = schema(model)
-    return pa.Table.from_arrays([build_array(field.type, columns[field.name]) for field in wanted], schema=wanted)
+    missing = [name for name in wanted.names if name not in columns]
+    if missing:
+        raise StageError(
+            f"table of {model.__name__}",
+            "columns are missing",
+            got=", ".join(columns),
+            want=", ".join(missing),
+            next_step="Correct the stage that builds it.",
+        )
+    arrays = [build_array(field.type, columns[field.name], field.name) for field in wanted]
+    if len({len(array) for array in arrays}) > 1:
+        raise StageError(
+            f"table of {model.__name__}",
+            "columns differ in length",
+            got=", ".join(f"{name} {len(array)}" for name, array in zip(wanted.names, arrays, strict=True)),
+            want="one length",
+            next_step="Correct the stage that builds it.",
+        )
+    return pa.Table.from_arrays(arrays, schema=wanted)
 
 
 def rows_to_table(model: type[Row], rows: Iterable[Row]) -> pa.Table:
@@ -61,160 +84,64 @@ def rows_to_table(model: type[Row], rows: Iterable[Row]) -> pa.Table:
 def check_table(table: pa.Table, model: type[Row], stage: str) -> None:
     """Checks a whole table against its row model at Arrow speed.
 
-    Accepts and refuses exactly what `check_rows` does (row by row, with Pydantic).
+    Accepts and refuses what `check_rows` does (row by row, with Pydantic), and refuses besides what
+    rows cannot show: the columns of an empty table, the width and encoding of a type (int32 for
+    int64, int for float, a dictionary or large_string for string), a column that stands twice, and
+    bytes that are not UTF-8. The order of columns and fields is free.
+
+    The first violation is reported, in this order: missing columns and wrong types in the order of
+    the model, unknown columns, then the values column by column, and last the rules one by one. Of a
+    column and of a rule the lowest row is reported, however the table is chunked.
 
     Raises:
-        ContractError: names the stage and the first offending column, row and value.
+        ContractError: names the stage and the offending column, row and value.
     """
-    wanted = schema(model)
-    for field in wanted:
-        if field.name not in table.column_names:
-            raise ContractError(stage=stage, column=field.name, row=None, value="no such column", want=str(field.type))
-        if not _same_type(table.schema.field(field.name).type, field.type):
-            got = str(table.schema.field(field.name).type)
-            raise ContractError(stage=stage, column=field.name, row=None, value=got, want=str(field.type))
-    extra = [name for name in table.column_names if name not in wanted.names]
-    if extra:
-        raise ContractError(stage=stage, column=extra[0], row=None, value="unknown column", want=str(wanted.names))
-    for violation in _violations(table, model):
-        raise ContractError(
-            stage=stage, column=violation.column, row=violation.row, value=violation.value, want=violation.want
-        )
+    found = next(_violations(table, model), None)
+    if found is not None:
+        raise _refusal(stage, found)
 
 
 def check_rows(rows: Iterable[Mapping[str, Any]], model: type[Row], stage: str) -> None:
-    """The slow twin of `check_table`: validates each row with Pydantic, then the rules on the whole table."""
+    """The slow twin of `check_table`: validates each row with Pydantic, then the rules on the whole table.
+
+    Raises:
+        ContractError: names the stage and the offending column, row and value.
+    """
     valid: list[Row] = []
     for number, row in enumerate(rows):
         try:
             valid.append(model.model_validate(row))
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "row"
-            raise ContractError(
-                stage=stage, column=place, row=number, value=first["input"], want=first["msg"]
-            ) from error
+            raise _refusal(stage, _first_problem(error, number)) from error
     for rule in model.rules:
-        problem = rule.check_rows(valid)
-        if problem is not None:
-            raise ContractError(
-                stage=stage, column=problem.column, row=problem.row, value=problem.value, want=problem.want
-            )
+        found = rule.check_rows(valid)
+        if found is not None:
+            raise _refusal(stage, found)
+
+
+def _refusal(stage: str, found: Violation) -> ContractError:
+    return ContractError(stage=stage, column=found.column, row=found.row, value=found.value, want=found.want)
+
+
+def _first_problem(error: ValidationError, row: int) -> Violation:
+    """What Pydantic says, in the words of the table check: places in lists are left out of the column."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "rule":
+        return Violation(first["ctx"]["column"], row, first["ctx"]["value"], first["ctx"]["want"])
+    path = ".".join(part for part in first["loc"] if isinstance(part, str)) or "row"
+    words = {"missing": NO_SUCH_COLUMN, "extra_forbidden": UNKNOWN_COLUMN}
+    return Violation(path, row, words.get(first["type"], first["input"]), first["msg"].removeprefix("Input should be "))
 
 
 def _violations(table: pa.Table, model: type[Row]) -> Iterator[Violation]:
-    rows = np.arange(table.num_rows, dtype=np.int64)
-    for name, info in model.model_fields.items():
-        yield from _check_array(column(table, name), _annotation(info), name, rows)
-    for rule in model.rules:
-        found = rule.check_table(table)
+    yield from type_violations(list(table.schema), list(schema(model)))
+    for name, annotation in field_annotations(model).items():
+        found = column_violation(table.column(name), annotation, name)
         if found is not None:
             yield found
-
-
-def _check_array(array: pa.Array, annotation: Any, path: str, rows: np.ndarray[Any, Any]) -> Iterator[Violation]:
-    """Checks one column; `rows` says to which table row each of its values belongs."""
-    base, bounds, nullable, _ = _unwrap(annotation)
-    if array.null_count:
-        valid = as_numpy(array.is_valid())
-        if not nullable:
-            yield Violation(path, int(rows[~valid][0]), None, "a value (not null)")
-            return
-        array, rows = array.drop_null(), rows[valid]
-    if get_origin(base) is list:
-        offsets = as_numpy(array.offsets)
-        lengths = np.diff(offsets)
-        yield from _check_bounds(lengths, array, bounds, path, rows)
-        values = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-        yield from _check_array(values, get_args(base)[0], path, np.repeat(rows, lengths))
-    elif isinstance(base, type) and issubclass(base, Row):
-        for child, (name, info) in zip(array.flatten(), base.model_fields.items(), strict=True):
-            yield from _check_array(child, _annotation(info), f"{path}.{name}", rows)
-    elif get_origin(base) is Literal:
-        allowed = pa.array(get_args(base))
-        outside = ~as_numpy(pc.is_in(array, value_set=allowed))
-        if outside.any():
-            yield _violation(outside, array, path, rows, f"one of {list(get_args(base))}")
-    elif base is str:
-        yield from _check_bounds(as_numpy(pc.utf8_length(array)), array, bounds, path, rows)
-    else:
-        numbers = as_numpy(array)
-        if base is float and not np.isfinite(numbers).all():
-            yield _violation(~np.isfinite(numbers), array, path, rows, "a finite number")
-        yield from _check_bounds(numbers, array, bounds, path, rows)
-
-
-def _check_bounds(
-    numbers: np.ndarray[Any, Any], array: pa.Array, bounds: list[Any], path: str, rows: np.ndarray[Any, Any]
-) -> Iterator[Violation]:
-    """Bounds on numbers, and MinLen on the lengths of strings and lists."""
-    for bound in bounds:
-        if isinstance(bound, Ge):
-            outside, want = numbers < bound.ge, f">= {bound.ge}"
-        elif isinstance(bound, Gt):
-            outside, want = numbers <= bound.gt, f"> {bound.gt}"
-        elif isinstance(bound, Le):
-            outside, want = numbers > bound.le, f"<= {bound.le}"
-        elif isinstance(bound, Lt):
-            outside, want = numbers >= bound.lt, f"< {bound.lt}"
-        elif isinstance(bound, MinLen):
-            outside, want = numbers < bound.min_length, f"at least {bound.min_length} long"
-        else:
-            raise TypeError(f"the table check does not know the bound {bound!r} of {path}")
-        if outside.any():
-            yield _violation(outside, array, path, rows, want)
-
-
-def _violation(outside: Any, array: pa.Array, path: str, rows: Any, want: str) -> Violation:
-    first = int(np.argmax(outside))
-    return Violation(path, int(rows[first]), array[first].as_py(), want)
-
-
-def _annotation(info: FieldInfo) -> Any:
-    """The annotation of a field with its bounds, which Pydantic keeps apart."""
-    return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
-
-
-def _unwrap(annotation: Any) -> tuple[Any, list[Any], bool, pa.DataType | None]:
-    """Takes `Annotated` and `| None` apart: base type, bounds, nullable, Arrow type if one is named."""
-    bounds: list[Any] = []
-    nullable, arrow_type = False, None
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation, *metadata = get_args(annotation)
-            for item in metadata:
-                if isinstance(item, pa.DataType):
-                    arrow_type = item
-                else:
-                    bounds.append(item)
-        elif get_origin(annotation) is Union or type(annotation).__name__ == "UnionType":
-            nullable = True
-            (annotation,) = [option for option in get_args(annotation) if option is not type(None)]
-        else:
-            return annotation, bounds, nullable, arrow_type
-
-
-def _arrow_field(name: str, annotation: Any) -> pa.Field:
-    base, _, nullable, arrow_type = _unwrap(annotation)
-    if arrow_type is None:
-        if get_origin(base) is list:
-            arrow_type = pa.list_(_arrow_field("item", get_args(base)[0]))
-        elif get_origin(base) is Literal:
-            arrow_type = pa.string()
-        elif isinstance(base, type) and issubclass(base, Row):
-            arrow_type = pa.struct([_arrow_field(n, _annotation(i)) for n, i in base.model_fields.items()])
-        else:
-            arrow_type = _PRIMITIVES[base]
-    return pa.field(name, arrow_type, nullable=nullable)
-
-
-def _same_type(got: pa.DataType, want: pa.DataType) -> bool:
-    """Equal types; the nullable flags inside may differ, since nulls themselves are checked."""
-    if pa.types.is_list(got) and pa.types.is_list(want):
-        return _same_type(got.value_type, want.value_type)
-    if pa.types.is_struct(got) and pa.types.is_struct(want):
-        return got.num_fields == want.num_fields and all(
-            got.field(i).name == want.field(i).name and _same_type(got.field(i).type, want.field(i).type)
-            for i in range(got.num_fields)
-        )
-    return bool(got == want)
+    looked_at = dict.fromkeys(name for rule in model.rules for name in rule.columns)
+    whole = pa.table({name: column(table, name) for name in looked_at})
+    for rule in model.rules:
+        broken = rule.check_table(whole)
+        if broken is not None:
+            yield broken

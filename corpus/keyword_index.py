@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
 
 import numba
 import numpy as np
 
-from contracts.columns import IntArray, Ragged, offsets_from_lengths
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from contracts.columns import Array, IntArray, Ragged, offsets_from_lengths
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class KeywordIndex:
     """Which chunk holds which term how often, term by term.
 
@@ -24,7 +24,7 @@ class KeywordIndex:
         offsets: (terms + 1,) int64; term t stands in the postings from offsets[t] up to offsets[t + 1].
         rows: (postings,) int32, the chunk of each posting, ascending within a term.
         frequencies: (postings,) int32, how often the term stands in the chunk, >= 1.
-        lengths: (chunks,) int32, how many terms each chunk has.
+        lengths: (chunks,) int32, how many terms each chunk has, repeats counted.
     """
 
     terms: tuple[str, ...]
@@ -34,21 +34,26 @@ class KeywordIndex:
     lengths: Array
 
     @classmethod
-    def build(cls, tokens: Sequence[Sequence[str]]) -> KeywordIndex:
-        """Counts the tokens of every chunk, in chunk order."""
-        terms = tuple(sorted({token for chunk in tokens for token in chunk}))
-        place = {term: number for number, term in enumerate(terms)}
-        lengths = np.array([len(chunk) for chunk in tokens], dtype=np.int32)
-        flat = np.array([place[token] for chunk in tokens for token in chunk], dtype=np.int64)
-        keys = flat * max(len(tokens), 1) + np.repeat(np.arange(len(tokens)), lengths)
+    def build(cls, tokens: Iterable[Sequence[str]]) -> KeywordIndex:
+        """Counts the tokens of every chunk, in chunk order; reads them once, so they may come from a generator."""
+        met: dict[str, int] = {}
+        numbers, sizes = array("q"), array("q")
+        for chunk in tokens:
+            numbers.extend([met.setdefault(token, len(met)) for token in chunk])
+            sizes.append(len(chunk))
+        terms = tuple(sorted(met))
+        place = np.empty(len(terms), dtype=np.int64)
+        place[[met[term] for term in terms]] = np.arange(len(terms))
+        lengths = np.array(sizes, dtype=np.int64)
+        chunks = max(len(lengths), 1)
+        keys = place[np.array(numbers, dtype=np.int64)] * chunks + np.repeat(np.arange(len(lengths)), lengths)
         postings, frequencies = np.unique(keys, return_counts=True)
-        term_of = postings // max(len(tokens), 1)
         return cls(
             terms=terms,
-            offsets=offsets_from_lengths(np.bincount(term_of, minlength=len(terms))),
-            rows=(postings % max(len(tokens), 1)).astype(np.int32),
+            offsets=offsets_from_lengths(np.bincount(postings // chunks, minlength=len(terms))),
+            rows=(postings % chunks).astype(np.int32),
             frequencies=frequencies.astype(np.int32),
-            lengths=lengths,
+            lengths=lengths.astype(np.int32),
         )
 
     @cached_property
@@ -59,31 +64,54 @@ class KeywordIndex:
         """The numbers of the tokens that the corpus has, in order, repeats kept."""
         return [self._places[token] for token in tokens if token in self._places]
 
+    def token_bags(self) -> list[list[str]]:
+        """The tokens of every chunk in chunk order, each as often as the chunk has it, sorted."""
+        order = np.argsort(self.rows, kind="stable")
+        numbers = np.repeat(self._term_of[order], self.frequencies[order])
+        tokens = np.array(self.terms, dtype=object)[numbers].tolist()
+        ends = offsets_from_lengths(self.lengths).tolist()
+        return [tokens[start:end] for start, end in pairwise(ends)]
+
     @property
     def document_frequencies(self) -> IntArray:
         """(terms,) int64: how many chunks hold each term."""
         return np.diff(self.offsets)
 
+    @property
+    def _term_of(self) -> IntArray:
+        """(postings,) int64: the term of each posting."""
+        return np.repeat(np.arange(len(self.terms), dtype=np.int64), self.document_frequencies)
+
+    def inverse_document_frequencies(self, epsilon: float) -> Array:
+        """(terms,) float64: idf(t) = ln(N - n_t + 0.5) - ln(n_t + 0.5), and epsilon times the mean where negative.
+
+        Logarithms come from `math.log` and the mean is summed term by term in the order in which the chunks
+        bring the terms (within a chunk in the order of the vocabulary), as rank-bm25 does over `token_bags`:
+        a mean near 0, where idfs cancel, would otherwise differ in more than its last bits.
+        """
+        distinct, place = np.unique(self.document_frequencies, return_inverse=True)
+        count = len(self.lengths)
+        idf = np.array([math.log(count - n + 0.5) - math.log(n + 0.5) for n in distinct.tolist()])[place]
+        met = np.lexsort((np.arange(len(idf)), self.rows[self.offsets[:-1]]))
+        mean = np.cumsum(idf[met])[-1] / len(idf)
+        return np.where(idf < 0, epsilon * mean, idf)
+
     def okapi_scores(self, k1: float, b: float, epsilon: float) -> Array:
         """(postings,) float64: what each posting adds to a chunk's BM25 score.
 
-        idf(t) = ln((N - n_t + 0.5) / (n_t + 0.5)), and epsilon times the mean idf where that is negative;
-        score = idf f (k1 + 1) / (f + k1 (1 - b + b length / mean length)).
+        score = idf f (k1 + 1) / (f + k1 (1 - b + b length / mean length)), idf as above.
 
-        Source: BM25Okapi of the package rank-bm25 0.2.2, operation by operation in the same order, so
-        that sums agree to the last bit or close to it.
+        Source: BM25Okapi of the package rank-bm25 0.2.2, operation by operation in the same order: over
+        `token_bags` the sums agree to the last bit, over the tokens in their order of reading to a few ulps
+        of the mean idf.
         """
         if not self.terms:
             return np.zeros(0)
-        count = len(self.lengths)
-        frequencies = self.document_frequencies
-        idf = np.log(count - frequencies + 0.5) - np.log(frequencies + 0.5)
-        idf = np.where(idf < 0, epsilon * (idf.sum() / len(idf)), idf)
-        lengths = self.lengths[self.rows]
+        idf = self.inverse_document_frequencies(epsilon)
+        lengths = self.lengths[self.rows].astype(np.float64)
         tf = self.frequencies.astype(np.float64)
-        mean_length = self.lengths.sum() / count
-        term_of = np.repeat(np.arange(len(self.terms)), frequencies)
-        scores: Array = idf[term_of] * (tf * (k1 + 1) / (tf + k1 * (1 - b + b * lengths / mean_length)))
+        mean_length = int(self.lengths.sum(dtype=np.int64)) / len(self.lengths)
+        scores: Array = idf[self._term_of] * (tf * (k1 + 1) / (tf + k1 * (1 - b + b * lengths / mean_length)))
         return scores
 
 

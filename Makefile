@@ -1,0 +1,35 @@
+# Everything sets itself up: Python 3.11 and make are all that must be there.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test lint lock clean
+
+help:            ## Show this list.
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## */\t/'
+
+$(STAMP): requirements-dev.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: $(STAMP)   ## Ingest and rerank the bundled example under Prefect.
+	$(BIN)/dartflow demo
+
+test: $(STAMP)   ## Run the tests, in parallel.
+	$(BIN)/python -m pytest -n auto
+
+lint: $(STAMP)   ## Check format, style, types and the direction of imports.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+lock: $(STAMP)   ## Write the lock files anew from pyproject.toml.
+	$(BIN)/uv pip compile pyproject.toml --python-version 3.11 --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet -o requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --group dev --python-version 3.11 --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet -c requirements.lock -o requirements-dev.lock
+
+clean:           ## Remove the virtual environment, stores and caches.
+	rm -rf $(VENV) .dartflow .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""Where artifacts live, and why they can be trusted."""

@@ -1,0 +1,1 @@
+"""Flows, settings and the command line: the only package that imports Prefect."""

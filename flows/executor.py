@@ -1,0 +1,51 @@
+"""Executor: where shards run. Threads of this process; the kernels release the interpreter lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import faiss
+
+from flows.settings import ExecutorParams
+
+Progress = Callable[[str, int, int], None]
+
+
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Shows nothing."""
+
+
+def map_shards(
+    work: Callable[[int], None], shards: Sequence[int], params: ExecutorParams, report: Callable[[int], None]
+) -> None:
+    """Runs `work` for each shard, as many side by side as there are workers.
+
+    The first error is raised after the shards that had started are done; those not started are
+    dropped. Results do not depend on the number of workers.
+
+    Args:
+        work: takes a shard number.
+        shards: the numbers.
+        params: how many workers.
+        report: told how many shards are done, after each.
+    """
+    workers = min(params.workers or os.cpu_count() or 1, max(len(shards), 1))
+    # Shards are the parallel unit: FAISS threads inside them would only fight for the same cores.
+    faiss.omp_set_num_threads(1 if workers > 1 else os.cpu_count() or 1)
+    if workers == 1:
+        for done, shard in enumerate(shards, start=1):
+            work(shard)
+            report(done)
+        return
+    with ThreadPoolExecutor(workers, thread_name_prefix="shard") as pool:
+        futures = [pool.submit(work, shard) for shard in shards]
+        try:
+            for done, future in enumerate(futures, start=1):
+                future.result()
+                report(done)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise

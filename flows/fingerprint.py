@@ -1,0 +1,153 @@
+"""Fingerprints: everything that can change a stage's result and is known before anything is computed."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from checkpoints.digests import canonical_json, sha256
+from contracts.params import Params
+from contracts.table import schema
+from flows.settings import Settings
+from stages.stage import Stage
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The shared code that stands behind every stage, and behind what is loaded before the first.
+_STAGE_CODE = ("contracts", "corpus", "models", "stages/stage.py")
+_LOADING_CODE = ("contracts", "models", "loading")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run stands on, apart from settings and code.
+
+    Attributes:
+        snapshot_id: the corpus snapshot.
+        cross_encoder_id: `none`, or the model's id.
+        embedder_id: likewise; for queries.
+        plan_digest: of the evidence plan's content; `none` without a plan.
+        query_log_sha256: of the log file.
+        shards: how many shards the distinct queries make.
+    """
+
+    snapshot_id: str
+    cross_encoder_id: str
+    embedder_id: str
+    plan_digest: str
+    query_log_sha256: str
+    shards: int
+
+
+def stage_inputs(stage: Stage, settings: Settings, facts: Facts) -> dict[str, Any]:
+    """The parts of a stage's keys that are known before the run.
+
+    Settings that only say where or how fast (executor, threads) take no part.
+    """
+    inputs: dict[str, Any] = {
+        "stage": stage.name,
+        "contract": _contract_digest(stage),
+        "code": code_digest((*_STAGE_CODE, str(_source_file(stage).relative_to(ROOT)))),
+        "lock": lock_digest(),
+        # The plan takes part by its content, not by the path it lies at.
+        "params": params_of(settings, stage).model_dump(mode="json", exclude={"plan"}),
+        "shards": {"count": facts.shards, "size": settings.run.shard_size},
+    }
+    if "corpus" in stage.needs or "keyword_search" in stage.needs:
+        inputs["snapshot"] = facts.snapshot_id
+        inputs["corpus"] = {"collapse_identical_texts": settings.corpus.collapse_identical_texts}
+    if "keyword_search" in stage.needs:
+        inputs["keyword_search"] = settings.sparse_search.model_dump(mode="json", include={"k1", "b", "epsilon"})
+    if "cross_encoder" in stage.needs:
+        inputs["cross_encoder"] = facts.cross_encoder_id
+    if "plan" in stage.needs:
+        inputs["plan"] = facts.plan_digest
+    return inputs
+
+
+def params_of(settings: Settings, stage: Stage) -> Params:
+    """A stage's part of the configuration; a shared step has the part of the stage it serves."""
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if type(value) is stage.params:
+            return value  # type: ignore[no-any-return]
+    raise TypeError(f"Settings has no part for the params of {stage.name}")
+
+
+def loaded_inputs(name: str, settings: Settings, facts: Facts) -> dict[str, Any]:
+    """The same for `log_lines` and `queries`, which are loaded from the query log."""
+    inputs: dict[str, Any] = {
+        "stage": name,
+        "code": code_digest(_LOADING_CODE),
+        "lock": lock_digest(),
+        "params": settings.query_log.model_dump(mode="json"),
+        "query_log": facts.query_log_sha256,
+    }
+    if name == "queries":
+        inputs["embedder"] = facts.embedder_id
+        inputs["shards"] = {"count": facts.shards, "size": settings.run.shard_size}
+    return inputs
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> str | None:
+    """The first part that differs, in words (`sigma: 0.1 -> 0.2`), or None."""
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            return difference(old, new, f"{prefix}{name}." if name != "params" else prefix)
+        return f"{prefix}{name}: {_short(old)} -> {_short(new)}"
+    return None
+
+
+@cache
+def code_digest(places: tuple[str, ...]) -> str:
+    """A digest of the source of files and folders of this checkout."""
+    files: list[Path] = []
+    for place in places:
+        path = ROOT / place
+        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return _digest_of((str(file.relative_to(ROOT)), file.read_bytes()) for file in files)
+
+
+@cache
+def lock_digest() -> str:
+    """A digest of requirements.lock, or of the installed versions where the lock file is not at hand."""
+    lock = ROOT / "requirements.lock"
+    if lock.is_file():
+        return sha256(lock.read_bytes())[:16]
+    return sha256(canonical_json(package_versions()))[:16]
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Every installed distribution with its version."""
+    return dict(sorted((found.metadata["Name"].lower(), found.version) for found in distributions()))
+
+
+def _contract_digest(stage: Stage) -> str:
+    parts = {
+        "schema": str(schema(stage.writes)),
+        "rules": [repr(rule) for rule in stage.writes.rules],
+        "reads": stage.reads,
+    }
+    return sha256(canonical_json(parts))[:16]
+
+
+def _source_file(stage: Stage) -> Path:
+    return Path(inspect.getsourcefile(stage.run) or "").resolve()
+
+
+def _digest_of(named: Iterable[tuple[str, bytes]]) -> str:
+    return sha256(b"".join(f"{name}:{sha256(data)};".encode() for name, data in named))[:16]
+
+
+def _short(value: object) -> str:
+    return textwrap.shorten(str(value), width=24, placeholder="...")

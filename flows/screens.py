@@ -1,0 +1,86 @@
+"""Screens: what people see in the terminal; results on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from contracts.manifest import RunPlan, Verdict
+from flows.executor import Progress as Report
+
+OUT = Console(soft_wrap=True)
+ERR = Console(stderr=True, soft_wrap=True)
+
+_COLOURS = {"complete": "green", "partial": "yellow", "running": "cyan"}
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One JSON object on standard output, and nothing else."""
+    print(json.dumps(value, ensure_ascii=False))  # noqa: T201 - Rich would wrap and colour it
+
+
+@contextmanager
+def progress_bars() -> Iterator[Report]:
+    """A bar for each stage while the block runs."""
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=ERR) as bars:
+        known: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in known:
+                known[stage] = bars.add_task(stage, total=total)
+            bars.update(known[stage], completed=done, total=total)
+
+        yield report
+
+
+def show_verdict(verdict: Verdict) -> None:
+    """The table of stages, the verdict and where the results lie."""
+    table = Table(title=f"Run {verdict.run_id}", title_justify="left")
+    table.add_column("stage")
+    for name in ("rows in", "rows out", "dead letters", "computed", "borrowed", "seconds"):
+        table.add_column(name, justify="right")
+    for stage in verdict.stages:
+        shards = f"{stage.computed}" + (f" ({stage.missing} missing)" if stage.missing else "")
+        table.add_row(
+            stage.stage, str(stage.rows_in), str(stage.rows_out), str(stage.dead_letters), shards,
+            str(stage.borrowed), f"{stage.seconds:.2f}",
+        )  # fmt: skip
+    OUT.print(table)
+    access = "access control by acl" if verdict.access_control else "no access control: the corpus has no acl column"
+    OUT.print(
+        f"{verdict.log_lines} log lines, {verdict.distinct_queries} distinct queries, "
+        f"{verdict.dead_letters} dead letters; snapshot {verdict.snapshot_id}, {access}"
+    )
+    colour = _COLOURS.get(verdict.verdict, "red")
+    OUT.print(f"verdict: [bold {colour}]{verdict.verdict}[/]")
+    OUT.print(f"results: {verdict.results}", highlight=False)
+
+
+def show_plan(plan: RunPlan) -> None:
+    """What a rerun would compute and borrow, and why."""
+    table = Table(title=f"Rerun of {plan.parent_run_id}", title_justify="left")
+    for name in ("stage", "compute", "borrow", "because"):
+        table.add_column(name, justify="right" if name in {"compute", "borrow"} else "left")
+    for row in plan_rows(plan):
+        table.add_row(row["stage"], str(row["computed"]), str(row["borrowed"]), row["because"])
+    OUT.print(table)
+
+
+def plan_rows(plan: RunPlan) -> list[dict[str, Any]]:
+    """One row a stage: how many shards would be computed and borrowed, and why."""
+    return [
+        {
+            "stage": entry.stage,
+            "computed": 0 if entry.borrowed_from else entry.parts,
+            "borrowed": entry.parts if entry.borrowed_from else 0,
+            "because": entry.because,
+        }
+        for entry in plan.stages
+    ]

@@ -1,0 +1,1 @@
+"""Corpus files and query logs: from what teams have to what the contracts ask for."""

@@ -1,0 +1,1 @@
+"""Models and services that stages are handed: embedders and cross-encoders."""

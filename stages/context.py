@@ -1,0 +1,378 @@
+"""context: puts required families back that grading removed, and builds the cited context within a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import re2
+from annotated_types import Ge
+
+from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
+from contracts.evidence import Context
+from contracts.manifest import Account
+from contracts.params import Params as BaseParams
+from contracts.table import build_table
+from corpus.corpus import Corpus
+from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
+
+# RE2's own \w and \s know ASCII alone. One engine counts (in Arrow) and cuts (in Python).
+_TOKEN = r"[\p{L}\p{M}\p{N}_]+|[^\p{L}\p{M}\p{N}_\p{Z}\p{Cc}]"  # noqa: S105 - a pattern, not a password
+
+
+class Params(BaseParams):
+    """Settings of context.
+
+    Attributes:
+        token_budget: how many tokens the texts of one context may have together, >= 1. A token is a
+            run of word characters (letters, marks, digits, underscore) or a single other character
+            that is not a space, so that a model's own tokeniser counts more, and far more in scripts
+            without spaces. At 1 the context is a single word; small budgets keep a passage of each
+            required family first; beyond the length of all passages the budget does nothing.
+    """
+
+    token_budget: Annotated[int, Ge(1)] = 4000
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _dispensable(serves: Array, present: Array, kept: Array, start: int, end: int) -> int:
+    """The lowest-ranked kept passage that no family needs: each it serves is served by another; -1 for none."""
+    served = (serves[start:end] & present[start:end].reshape(-1, 1)).sum(axis=0)
+    for place in range(end - 1, start - 1, -1):
+        if kept[place] and present[place] and not (serves[place] & (served < 2)).any():  # noqa: PLR2004 - itself
+            return place
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def restore_families(
+    offsets: Array, required: Array, serves: Array, kept: Array, restorable: Array, slots: Array
+) -> tuple[Array, Array]:
+    """Brings back, for each required family without a passage, the best-ranked one that grading removed.
+
+    Families come in plan order. Where every slot is taken the lowest-ranked kept passage makes place,
+    unless it is the only one of a required family. With at least as many slots as required families
+    there is always one that can: those that cannot, and those that came back, stand for a family each.
+
+    Args:
+        offsets: (queries + 1,) int64, the passages of each query, in rank order.
+        required: (queries,) int64, how many families each query requires.
+        serves: (passages, families) bool, column f for the f-th required family of the passage's query.
+        kept: (passages,) bool.
+        restorable: (passages,) bool, none of them kept.
+        slots: (queries,) int64; never exceeded if no more are kept.
+
+    Returns:
+        present: (passages,) bool, kept or restored and not displaced.
+        restored_for: (passages,) int64, the family that a passage came back for, -1 for the others.
+    """
+    present = kept.copy()
+    restored_for = np.full(len(kept), -1, np.int64)
+    for query in range(len(offsets) - 1):
+        start, end = offsets[query], offsets[query + 1]
+        room = slots[query] - kept[start:end].sum()
+        for family in range(required[query]):
+            if (present[start:end] & serves[start:end, family]).any():
+                continue
+            candidates = np.flatnonzero(restorable[start:end] & serves[start:end, family])
+            if not len(candidates):
+                continue
+            back = start + candidates[0]
+            present[back] = True
+            if room > 0:
+                room -= 1
+            else:
+                leaver = _dispensable(serves, present, kept, start, end)
+                if leaver < 0:
+                    present[back] = False
+                    continue
+                present[leaver] = False
+            restored_for[back] = family
+    return present, restored_for
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def admit_within_budget(offsets: Array, leads: Array, tokens: Array, budget: int) -> Array:
+    """How many tokens of each passage enter the context, -1 for one that is left out.
+
+    Passages that lead a family are asked first, then the others, each in rank order. One that does not
+    fit is left out and later ones may still fit; if the very first does not fit, it is cut.
+
+    Args:
+        offsets: (queries + 1,) int64, the passages of each query, in rank order.
+        leads: (passages,) bool, the best-ranked passage of a required family.
+        tokens: (passages,) int64.
+        budget: tokens of one query, >= 1.
+
+    Returns:
+        (passages,) int64.
+    """
+    admitted = np.full(len(tokens), -1, np.int64)
+    for query in range(len(offsets) - 1):
+        left, first = budget, True
+        for leading in (True, False):
+            for place in range(offsets[query], offsets[query + 1]):
+                if leads[place] == leading and (first or tokens[place] <= left):
+                    admitted[place] = min(tokens[place], left)
+                    left -= admitted[place]
+                    first = False
+    return admitted
+
+
+def count_tokens(texts: pa.Array) -> IntArray:
+    """(texts,) int64: runs of word characters and single other characters that are not spaces."""
+    return as_numpy(pc.count_substring_regex(texts, pattern=_TOKEN)).astype(np.int64)
+
+
+def cut_text(text: str, tokens: int) -> str:
+    """The text up to the end of its `tokens`-th token."""
+    end = 0
+    for _, token in zip(range(tokens), re2.finditer(_TOKEN, text), strict=False):
+        end = token.end()
+    return text[:end]
+
+
+@dataclass(frozen=True)
+class _Passages:
+    """Passages of a shard, laid end to end by query, in rank order.
+
+    `places` are theirs among the graded candidates; `serves` is (passages, families), column f for
+    the f-th required family of the passage's query.
+    """
+
+    queries: IntArray
+    rows: IntArray
+    places: IntArray
+    serves: Array
+
+    def take(self, chosen: Array) -> _Passages:
+        """Some of the passages, in the same order."""
+        return _Passages(self.queries[chosen], self.rows[chosen], self.places[chosen], self.serves[chosen])
+
+    def offsets(self, count: int) -> IntArray:
+        """(count + 1,) int64: where the passages of each of `count` queries start."""
+        return offsets_from_lengths(np.bincount(self.queries, minlength=count))
+
+    def leads(self) -> Array:
+        """(passages,) bool: the best-ranked passage of each required family of each query."""
+        leads = np.zeros(len(self.rows), dtype=bool)
+        for served in self.serves.T:
+            members = np.flatnonzero(served)
+            leads[members[np.unique(self.queries[members], return_index=True)[1]]] = True
+        return leads
+
+
+def context_table(
+    *,
+    queries: pa.Table,
+    oversample: pa.Table,
+    greedy_selection: pa.Table,
+    sparse_search: pa.Table,
+    rrf_merge: pa.Table,
+    family_rescue: pa.Table,
+    blended_rerank: pa.Table,
+    crag_grading: pa.Table,
+    corpus: Corpus,
+    params: Params,
+) -> StageOutput:
+    """Restores families, admits passages within the budget, and cites what every stage said of them."""
+    graded = ragged(crag_grading, "candidates")
+    required = ragged(blended_rerank, "required")
+    kept = graded.numpy("kept").astype(bool)
+    passages = _Passages(
+        graded.rows, corpus.rows(graded.values["chunk_id"]), np.arange(len(kept)), _serves(graded, required)
+    )
+    incorrect = as_numpy(pc.equal(graded.values["grade"], "incorrect")).astype(bool)
+    selected = as_numpy(pc.equal(graded.values["origin"], "selected")).astype(bool)
+    slots = as_numpy(column(blended_rerank, "slots")).astype(np.int64)
+    restorable = ~kept & incorrect & selected
+    present, restored_for = restore_families(graded.offsets, required.lengths, passages.serves, kept, restorable, slots)
+    offered = passages.take(present)
+    texts = corpus.column("text").take(pa.array(offered.rows, pa.int64()))
+    tokens = count_tokens(texts)
+    admitted = admit_within_budget(offered.offsets(len(queries)), offered.leads(), tokens, params.token_budget)
+
+    fits = admitted >= 0
+    final = offered.take(fits)
+    stages = {
+        "oversample": oversample,
+        "greedy_selection": greedy_selection,
+        "sparse_search": sparse_search,
+        "rrf_merge": rrf_merge,
+        "blended_rerank": blended_rerank,
+    }
+    values = {
+        **_source_fields(final.rows, _shortened(texts.filter(pa.array(fits)), tokens[fits], admitted[fits]), corpus),
+        **_grading_fields(final, graded, required, restored_for),
+        "rescued": _cited(family_rescue, ("rescued",), final, corpus)["rescued"].fill_null(False),
+    }
+    for name, stage in stages.items():
+        cited = _cited(stage, ("rank", "score"), final, corpus)
+        values |= {f"{name}_{field}": array for field, array in cited.items()}
+    lists = Ragged(final.offsets(len(queries)), final.rows)
+    used = np.bincount(final.queries, weights=admitted[fits], minlength=len(queries)).astype(np.int64)
+    table = build_table(
+        Context,
+        {
+            "query_id": queries.column("query_id"),
+            "text": queries.column("text"),
+            "shape": family_rescue.column("shape"),
+            "action": crag_grading.column("action"),
+            **_coverage(final, required),
+            "tokens": used,
+            "candidates": Ragged(lists.offsets, {"rank": lists.positions + 1, **values}),
+        },
+    )
+    return StageOutput(table, _account(kept, incorrect, present, admitted))
+
+
+def _serves(graded: Ragged, required: Ragged) -> Array:
+    """(passages, families) bool: column f says whether a passage serves the f-th required family of its query."""
+    lists = graded.values["families"]
+    families = Ragged(offsets_from_lengths(as_numpy(pc.list_value_length(lists))), lists.flatten())
+    names = pa.chunked_array([required.values, families.values], pa.string()).combine_chunks().dictionary_encode()
+    codes = as_numpy(names.indices).astype(np.int64)
+    wanted, offered = codes[: len(required.rows)], codes[len(required.rows) :]
+    base = len(names.dictionary)
+    asked = pa.array(required.rows * base + wanted)
+    found = pc.index_in(pa.array(graded.rows[families.rows] * base + offered), value_set=asked)
+    served = as_numpy(found.is_valid())
+    serves = np.zeros((len(graded.rows), int(required.lengths.max(initial=0))), dtype=bool)
+    serves[families.rows[served], required.positions[as_numpy(found.drop_null())]] = True
+    return serves
+
+
+def _shortened(texts: pa.Array, tokens: IntArray, admitted: IntArray) -> pa.Array:
+    """The texts, those admitted in part cut on a token border."""
+    cut = admitted < tokens
+    places = np.flatnonzero(cut)
+    parts = [cut_text(texts[int(place)].as_py(), int(admitted[place])) for place in places]
+    return pc.replace_with_mask(texts, pa.array(cut), pa.array(parts, pa.string()))
+
+
+def _source_fields(rows: IntArray, texts: pa.Array, corpus: Corpus) -> dict[str, Any]:
+    """Where each passage comes from."""
+    places = pa.array(rows, pa.int64())
+    names = ("chunk_id", "source", "document_id", "title", "version", "authority_tier")
+    return {
+        **{name: corpus.column(name).take(places) for name in names},
+        "text": texts,
+        "span_start": np.zeros(len(rows), dtype=np.int32),
+        "span_end": pc.utf8_length(texts),
+    }
+
+
+def _grading_fields(final: _Passages, graded: Ragged, required: Ragged, restored_for: IntArray) -> dict[str, Any]:
+    """What grading said of each passage, and why it came back if it did."""
+    places = pa.array(final.places, pa.int64())
+    fields = {name: graded.values[name].take(places) for name in ("rank", "score", "grade", "origin", "families")}
+    family = restored_for[final.places]
+    because: list[str | None] = [None] * len(final.rows)
+    for place in np.flatnonzero(family >= 0):
+        name = required.values[int(required.offsets[final.queries[place]] + family[place])].as_py()
+        score = fields["score"][int(place)].as_py()
+        because[place] = f"No other passage serves the required family {name}; graded incorrect with score {score:.3g}."
+    return {
+        "grade": fields["grade"],
+        "origin": fields["origin"],
+        "families": fields["families"],
+        "crag_grading_rank": fields["rank"],
+        "crag_grading_score": fields["score"],
+        "restored": family >= 0,
+        "restored_because": because,
+    }
+
+
+def _cited(table: pa.Table, fields: tuple[str, ...], final: _Passages, corpus: Corpus) -> dict[str, pa.Array]:
+    """(passages,) fields of a stage's candidates, null where the stage did not list the passage."""
+    listed = ragged(table, "candidates")
+    chunks = len(corpus.chunks)
+    keys = listed.rows * chunks + corpus.rows(listed.values["chunk_id"])
+    places = pc.index_in(pa.array(final.queries * chunks + final.rows), value_set=pa.array(keys))
+    return {field: listed.values[field].take(places) for field in fields}
+
+
+def _coverage(final: _Passages, required: Ragged) -> dict[str, Any]:
+    """The required families with and without a passage in the context, in plan order, and the share covered."""
+    count = len(required.lengths)
+    served = np.zeros((count, final.serves.shape[1]), dtype=bool)
+    np.logical_or.at(served, final.queries, final.serves)
+    covered = served[required.rows, required.positions]
+    lengths = np.bincount(required.rows[covered], minlength=count)
+    recall = np.divide(lengths, required.lengths, out=np.zeros(count), where=required.lengths > 0)
+    names = required.values
+    return {
+        "required": required,
+        "covered": Ragged(offsets_from_lengths(lengths), names.filter(pa.array(covered))),
+        "missing": Ragged(offsets_from_lengths(required.lengths - lengths), names.filter(pa.array(~covered))),
+        "evidence_family_recall": pa.array(recall, mask=required.lengths == 0),
+    }
+
+
+def _account(kept: Array, incorrect: Array, present: Array, admitted: Array) -> Account:
+    removed = {
+        "incorrect": int((~kept & ~present & incorrect).sum()),
+        "no_slot": int((~kept & ~present & ~incorrect).sum()),
+        "made_place": int((kept & ~present).sum()),
+        "over_budget": int((admitted < 0).sum()),
+    }
+    return Account(
+        candidates_in=len(kept),
+        added={},
+        removed={reason: number for reason, number in removed.items() if number},
+        candidates_out=int((admitted >= 0).sum()),
+    )
+
+
+def _over_full(inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:
+    """The success check: which query has more passages than slots."""
+    counts, slots = ragged(output, "candidates").lengths, as_numpy(column(inputs["blended_rerank"], "slots"))
+    over = np.flatnonzero(counts > slots)
+    if not len(over):
+        return None
+    return f"query {output.column('query_id')[int(over[0])].as_py()} has {counts[over[0]]} passages"
+
+
+def _lost(inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:
+    """The success check: which query lost everything that grading kept."""
+    graded = ragged(inputs["crag_grading"], "candidates")
+    kept = np.bincount(graded.rows[graded.numpy("kept").astype(bool)], minlength=len(output))
+    lost = np.flatnonzero((kept > 0) & (ragged(output, "candidates").lengths == 0))
+    return f"query {output.column('query_id')[int(lost[0])].as_py()} has an empty context" if len(lost) else None
+
+
+STAGE = Stage(
+    name="context",
+    summary="Restores required families that grading removed, and builds the cited context within the token budget.",
+    owner="answer quality",
+    reads=(
+        "queries",
+        "oversample",
+        "greedy_selection",
+        "sparse_search",
+        "rrf_merge",
+        "family_rescue",
+        "blended_rerank",
+        "crag_grading",
+    ),
+    writes=Context,
+    params=Params,
+    run=context_table,
+    needs=("corpus",),
+    success=(
+        SAME_QUERIES,
+        SuccessCheck("no query has more passages than slots", _over_full),
+        SuccessCheck("a query with kept passages has a context", _lost),
+    ),
+    on_partial_failure="Joins and arithmetic: a shard that fails is a defect or a foreign snapshot; it fails whole.",
+    known_failure=(
+        "A budget smaller than two passages leaves families out although they were found: `missing` names them and "
+        "the account counts `over_budget`."
+    ),
+    roll_back="Rerun from context with the earlier token_budget; no earlier stage depends on it.",
+)

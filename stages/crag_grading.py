@@ -1,0 +1,415 @@
+"""crag_grading: grades the selected passages, lets incorrect ones leave, and corrects the selection once."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from annotated_types import Ge, Le
+from pydantic import model_validator
+from scipy.special import expit
+
+from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
+from contracts.errors import ConfigurationError
+from contracts.evidence import EvidencePlan, GradedSelection
+from contracts.manifest import Account
+from contracts.params import Params as BaseParams
+from contracts.table import build_table
+from corpus.corpus import Corpus, KeywordSearch
+from corpus.scope import Scopes
+from models.cross_encoder import CrossEncoder
+from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
+
+# A grade is an int8 code, its place here: the strongest grade of a query is the largest code.
+_GRADES = pa.array(["incorrect", "ambiguous", "correct"])
+_INCORRECT, _CORRECT = 0, 2
+_ORIGINS = pa.array(["selected", "next_ranked", "corrective"])
+_SELECTED, _NEXT_RANKED, _CORRECTIVE = 0, 1, 2
+_WORD = re.compile(r"\w+")
+
+
+class Params(BaseParams):
+    """Settings of crag_grading.
+
+    Attributes:
+        enabled: False is a stated pass-through: every selected passage is graded and kept, nothing is
+            filled in or searched, and `corrective_outcome` reads `disabled`.
+        upper: a passage is correct from this score on, in [lower, 1]. At `lower` nothing is ambiguous;
+            at 1 next to nothing is correct, so that nearly every query is searched again.
+        lower: a passage is incorrect below this score, in [0, upper]. At 0 no passage ever leaves; at
+            `upper` every passage that is not correct leaves.
+        corrective_depth: how many hits the corrective search looks at, >= 1. At 1 its best hit alone;
+            deeper reaches past hits that have been considered already.
+        corrective_terms: how many of its rarest terms the rewritten query keeps, >= 1. At 1 the rarest
+            term alone; at the length of the query only terms unknown to the corpus are dropped.
+        corrective_limit: how many new hits of the corrective search are graded, >= 1: each costs a call
+            of the cross-encoder. Hits beyond `corrective_depth` never are.
+    """
+
+    enabled: bool = True
+    upper: Annotated[float, Ge(0), Le(1)] = 0.5
+    lower: Annotated[float, Ge(0), Le(1)] = 0.05
+    corrective_depth: Annotated[int, Ge(1)] = 50
+    corrective_terms: Annotated[int, Ge(1)] = 6
+    corrective_limit: Annotated[int, Ge(1)] = 5
+
+    @model_validator(mode="after")
+    def _lower_first(self) -> Self:
+        if self.lower > self.upper:
+            raise ValueError(f"lower must not exceed upper, got lower {self.lower} and upper {self.upper}")
+        return self
+
+
+def grade_scores(scores: Array, lower: float, upper: float) -> Array:
+    """Grades scores: 2 (correct) from `upper` on, 0 (incorrect) below `lower`, else 1 (ambiguous).
+
+    Args:
+        scores: (passages,) float64 in [0, 1]; NaN (not known) reads as 0.
+        lower: <= upper.
+        upper: in [lower, 1].
+
+    Returns:
+        (passages,) int8.
+
+    Source: CRAG (Yan et al. 2024, "Corrective Retrieval Augmented Generation"), section 4.3. There a
+    T5 evaluator scores in [-1, 1]; here the score is whatever the grader gives in [0, 1].
+    """
+    return (scores >= lower).astype(np.int8) + (scores >= upper).astype(np.int8)
+
+
+def query_actions(queries: IntArray, grades: Array, count: int) -> Array:
+    """The action of each of `count` queries: correct if any passage is, incorrect if all are or there is none.
+
+    Args:
+        queries: (passages,) int64, the query of each passage.
+        grades: (passages,) int8 as `grade_scores` gives them.
+        count: number of queries.
+
+    Returns:
+        (count,) int8: the strongest grade of each query.
+    """
+    actions = np.zeros(count, dtype=np.int8)
+    np.maximum.at(actions, queries, grades)
+    return actions
+
+
+def fill_slots(queries: IntArray, usable: Array, room: Array) -> Array:
+    """Which options come up before their query has no free slot left: a usable one takes a slot, others none.
+
+    Args:
+        queries: (options,) int64 ascending, the query of each option; options of a query in the order they come up.
+        usable: (options,) bool.
+        room: (queries,) int64, free slots.
+
+    Returns:
+        (options,) bool.
+    """
+    before = np.cumsum(usable) - usable
+    start = np.searchsorted(queries, queries, side="left")
+    filled: Array = before - before[start] < room[queries]
+    return filled
+
+
+def new_texts(keys: Array, taken: Array) -> Array:
+    """(options,) bool: the first option with each key that is not among the taken ones."""
+    first = np.zeros(len(keys), dtype=bool)
+    first[np.unique(keys, return_index=True)[1]] = True
+    return first & ~np.isin(keys, taken)
+
+
+def rewrite_queries(texts: Sequence[str], corpus: Corpus, terms: int) -> list[str]:
+    """Cuts each query down to the words of its `terms` rarest distinct terms, rarest first, ties in query order.
+
+    A term is as rare as few chunks of the corpus hold it; terms that none holds are dropped. Words
+    come out case folded but not stemmed, so that a person can read them and a search tokenises them
+    to the same terms again. A query of unknown terms alone becomes the empty text.
+    """
+    frequencies = corpus.keywords.document_frequencies
+    terms_of: dict[str, list[int]] = {}
+    rewritten = []
+    for text in texts:
+        word_of: dict[int, str] = {}
+        for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+            if word not in terms_of:
+                terms_of[word] = corpus.keywords.term_ids(corpus.tokeniser.tokens(word))
+            for term in terms_of[word]:
+                word_of.setdefault(term, word)
+        rarest = sorted(word_of, key=lambda term: int(frequencies[term]))[:terms]
+        rewritten.append(" ".join(dict.fromkeys(word_of[term] for term in rarest)))
+    return rewritten
+
+
+@dataclass(frozen=True)
+class _Passages:
+    """Graded passages of a shard, laid end to end by query."""
+
+    queries: IntArray
+    rows: IntArray
+    scores: Array
+    grades: Array
+    kept: Array
+    origins: Array
+    families: pa.ListArray
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Passages]) -> _Passages:
+        """The passages of all parts, those of a query in the order of the parts."""
+        order = np.argsort(np.concatenate([part.queries for part in parts]), kind="stable")
+        numbers = {
+            name: np.concatenate([getattr(part, name) for part in parts])[order]
+            for name in ("queries", "rows", "scores", "grades", "kept", "origins")
+        }
+        lists = pa.concat_arrays([part.families.cast(pa.list_(pa.string())) for part in parts])
+        return cls(**numbers, families=lists.take(pa.array(order, pa.int64())))
+
+    def room(self, slots: Array) -> Array:
+        """(queries,) int64: the slots that no kept passage takes."""
+        return slots.astype(np.int64) - np.bincount(self.queries[self.kept], minlength=len(slots))
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """What every step of the grading looks at.
+
+    `by_model` says for each query whether the cross-encoder took part in its ranking.
+    """
+
+    texts: list[str]
+    scopes: Scopes
+    shapes: pa.Array
+    by_model: Array
+    slots: Array
+    ranking: Ragged
+    rows: IntArray
+    corpus: Corpus
+    cross_encoder: CrossEncoder | None
+    params: Params
+
+    def known_scores(self) -> Array:
+        """(candidates,) float64: the score that blended_rerank leaves, NaN where the model was not asked."""
+        ranking = self.ranking
+        return np.where(self.by_model[ranking.rows], ranking.numpy("cross_encoder"), ranking.numpy("score"))
+
+    def new_scores(self, queries: IntArray, rows: IntArray) -> Array:
+        """(pairs,) float64 in [0, 1]: the model's in one batch call; lexical overlap where it took no part."""
+        scores = np.empty(len(rows))
+        for_model = self.by_model[queries]
+        if for_model.any():
+            if self.cross_encoder is None:
+                raise ConfigurationError(
+                    "stage crag_grading",
+                    "has no cross-encoder for passages that blended_rerank ranked with one",
+                    next_step="Configure the cross-encoder of the run, or rerun from blended_rerank without one.",
+                )
+            asked = [self.texts[query] for query in queries[for_model]]
+            logits = self.cross_encoder.score(asked, self.corpus.passage_texts(rows[for_model]))
+            scores[for_model] = expit(logits.astype(np.float64))
+        if not for_model.all():
+            distinct, places = np.unique(queries[~for_model], return_inverse=True)
+            texts = [self.texts[query] for query in distinct]
+            scores[~for_model] = self.corpus.lexical_overlap(texts, places, rows[~for_model])
+        return scores
+
+    def grades(self, scores: Array) -> Array:
+        """(passages,) int8 grades under the limits of this run."""
+        return grade_scores(scores, self.params.lower, self.params.upper)
+
+    def text_keys(self, queries: IntArray, rows: IntArray) -> Array:
+        """(passages,) int64: equal where query and text are equal."""
+        texts = as_numpy(self.corpus.column("text_id"))
+        keys: Array = queries * (int(texts.max(initial=0)) + 1) + texts[rows]
+        return keys
+
+    def ranked(self, places: IntArray, scores: Array, kept: Array, origin: int) -> _Passages:
+        """Some of the ranked candidates as graded passages."""
+        families = self.ranking.values["families"].take(pa.array(places, pa.int64()))
+        return _Passages(
+            self.ranking.rows[places],
+            self.rows[places],
+            scores,
+            self.grades(scores),
+            kept,
+            np.full(len(places), origin),
+            families,
+        )
+
+
+def crag_grading_table(
+    *,
+    queries: pa.Table,
+    family_rescue: pa.Table,
+    blended_rerank: pa.Table,
+    corpus: Corpus,
+    keyword_search: KeywordSearch,
+    cross_encoder: CrossEncoder | None,
+    plan: EvidencePlan | None,
+    params: Params,
+) -> StageOutput:
+    """Grades the selection, fills the slots of incorrect passages, and searches once where nothing is correct.
+
+    A candidate that only the corrective search reached counts as added, one that was ranked and comes
+    back through it does not.
+    """
+    ranking = ragged(blended_rerank, "candidates")
+    shard = _Shard(
+        texts=queries.column("text").to_pylist(),
+        scopes=Scopes.of(queries),
+        shapes=column(family_rescue, "shape"),
+        by_model=as_numpy(pc.equal(column(blended_rerank, "rerank_status"), "cross_encoder")),
+        slots=as_numpy(column(blended_rerank, "slots")),
+        ranking=ranking,
+        rows=corpus.rows(ranking.values["chunk_id"]),
+        corpus=corpus,
+        cross_encoder=cross_encoder,
+        params=params,
+    )
+    count = len(queries)
+    graded = _selected(shard)
+    before = query_actions(graded.queries, graded.grades, count)
+    texts: list[str | None] = [None] * count
+    outcomes = ["not_needed" if params.enabled else "disabled"] * count
+    if params.enabled:
+        graded = _Passages.joined([graded, _next_ranked(shard, graded)])
+        asking = np.flatnonzero(before < _CORRECT)
+        rewritten = rewrite_queries([shard.texts[query] for query in asking], corpus, params.corrective_terms)
+        hits = keyword_search.search(rewritten, shard.scopes.take(asking), params.corrective_depth)
+        found = _corrective(shard, graded, asking[hits.rows], hits.values["row"], plan)
+        graded = _Passages.joined([graded, found])
+        for query, text, matches in zip(asking, rewritten, hits.lengths, strict=True):
+            texts[query], outcomes[query] = text, "ok" if matches else "no_match"
+    table = build_table(
+        GradedSelection,
+        {
+            "query_id": queries.column("query_id"),
+            "action_before": _GRADES.take(pa.array(before)),
+            "action": _GRADES.take(pa.array(query_actions(graded.queries, graded.grades, count))),
+            "corrective_query": texts,
+            "corrective_outcome": outcomes,
+            "candidates": _candidates(graded, count, corpus),
+        },
+    )
+    return StageOutput(table, _account(shard, graded))
+
+
+def _selected(shard: _Shard) -> _Passages:
+    """The selection in its order; a passage that the model was not asked about is sent to it now."""
+    places = as_numpy(pc.fill_null(shard.ranking.values["selected_rank"], 0))
+    order = np.lexsort((places, shard.ranking.rows))
+    chosen = order[places[order] > 0]
+    scores = shard.known_scores()[chosen]
+    unknown = np.isnan(scores)
+    scores[unknown] = shard.new_scores(shard.ranking.rows[chosen[unknown]], shard.rows[chosen[unknown]])
+    kept = (shard.grades(scores) > _INCORRECT) | (not shard.params.enabled)
+    return shard.ranked(chosen, scores, kept, _SELECTED)
+
+
+def _next_ranked(shard: _Shard, selected: _Passages) -> _Passages:
+    """Candidates behind the selection, in rank order until the slots are full; only those with a known score."""
+    scores = shard.known_scores()
+    known = np.flatnonzero(~np.isnan(scores))
+    keys = shard.text_keys(shard.ranking.rows[known], shard.rows[known])
+    options = known[new_texts(keys, shard.text_keys(selected.queries, selected.rows))]
+    usable = shard.grades(scores[options]) > _INCORRECT
+    considered = fill_slots(shard.ranking.rows[options], usable, selected.room(shard.slots))
+    options = options[considered]
+    return shard.ranked(options, scores[options], usable[considered], _NEXT_RANKED)
+
+
+def _corrective(
+    shard: _Shard, graded: _Passages, queries: IntArray, rows: IntArray, plan: EvidencePlan | None
+) -> _Passages:
+    """The first new hits of the corrective search; those not incorrect are kept while there is room."""
+    # A chunk that was considered has its text taken, so the one rule keeps out both.
+    new = new_texts(shard.text_keys(queries, rows), shard.text_keys(graded.queries, graded.rows))
+    queries, rows = queries[new], rows[new]
+    limit = np.full(len(shard.texts), shard.params.corrective_limit)
+    first = fill_slots(queries, np.ones(len(rows), dtype=bool), limit)
+    queries, rows = queries[first], rows[first]
+    scores = shard.new_scores(queries, rows)
+    grades = shard.grades(scores)
+    usable = grades > _INCORRECT
+    kept = usable & fill_slots(queries, usable, graded.room(shard.slots))
+    families = _families_by_plan(queries, rows, shard.shapes, plan, shard.corpus)
+    return _Passages(queries, rows, scores, grades, kept, np.full(len(rows), _CORRECTIVE), families)
+
+
+def _families_by_plan(
+    queries: IntArray, rows: IntArray, shapes: pa.Array, plan: EvidencePlan | None, corpus: Corpus
+) -> pa.ListArray:
+    """(passages,) lists of the families of each query's shape that each chunk may serve, in plan order."""
+    owners, names = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=object)]
+    shape_of = shapes.take(pa.array(queries, pa.int64()))
+    for shape in () if plan is None else plan.shapes:
+        places = np.flatnonzero(as_numpy(pc.fill_null(pc.equal(shape_of, shape.name), False)))
+        for family in shape.families if len(places) else ():
+            owners.append(places[corpus.members(family)[rows[places]]])
+            names.append(np.full(len(owners[-1]), family.name, dtype=object))
+    passages = np.concatenate(owners)
+    order = np.argsort(passages, kind="stable")
+    offsets = offsets_from_lengths(np.bincount(passages, minlength=len(rows)))
+    flat = pa.array(np.concatenate(names)[order], pa.string())
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
+
+
+def _candidates(graded: _Passages, count: int, corpus: Corpus) -> Ragged:
+    lists = Ragged(offsets_from_lengths(np.bincount(graded.queries, minlength=count)), graded.rows)
+    values = {
+        "rank": lists.positions + 1,
+        "chunk_id": corpus.ids(graded.rows),
+        "score": graded.scores,
+        "grade": _GRADES.take(pa.array(graded.grades)),
+        "kept": graded.kept,
+        "origin": _ORIGINS.take(pa.array(graded.origins)),
+        "families": graded.families,
+    }
+    return Ragged(lists.offsets, values)
+
+
+def _account(shard: _Shard, graded: _Passages) -> Account:
+    chunks = len(shard.corpus.chunks)
+    ranked = np.isin(graded.queries * chunks + graded.rows, shard.ranking.rows * chunks + shard.rows)
+    added, removed = int((~ranked).sum()), len(shard.rows) - int(ranked.sum())
+    return Account(
+        candidates_in=len(shard.rows),
+        added={"corrective": added} if added else {},
+        removed={"not_selected": removed} if removed else {},
+        candidates_out=len(graded.rows),
+    )
+
+
+def _over_full(inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:
+    """The success check: which query keeps more passages than it has slots."""
+    lists = ragged(output, "candidates")
+    kept = np.bincount(lists.rows[lists.numpy("kept").astype(bool)], minlength=len(output))
+    over = np.flatnonzero(kept > as_numpy(column(inputs["blended_rerank"], "slots")))
+    if not len(over):
+        return None
+    return f"query {output.column('query_id')[int(over[0])].as_py()} keeps {kept[over[0]]} passages"
+
+
+STAGE = Stage(
+    name="crag_grading",
+    summary="Grades the selected passages, fills the slots of incorrect ones, and searches once where none is correct.",
+    owner="answer quality",
+    reads=("queries", "family_rescue", "blended_rerank"),
+    writes=GradedSelection,
+    params=Params,
+    run=crag_grading_table,
+    needs=("corpus", "keyword_search", "cross_encoder", "plan"),
+    success=(SAME_QUERIES, SuccessCheck("no query keeps more passages than it has slots", _over_full)),
+    on_partial_failure=(
+        "A cross-encoder that fails, fails the shard: a passage is never called incorrect because nobody read it. "
+        "Other shards stand, and the failed one is run again."
+    ),
+    known_failure=(
+        "A model of one language gives passages of another low scores: whole languages turn up as `incorrect` with "
+        "`corrective_outcome` ok; lower `lower`, or grade without a cross-encoder."
+    ),
+    roll_back="Rerun from crag_grading with the earlier limits, or with crag_grading.enabled=false to keep all.",
+)

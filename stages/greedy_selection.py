@@ -1,0 +1,361 @@
+"""greedy_selection: Dartboard picks candidates that are relevant and tell something new."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from annotated_types import Ge, Le
+
+from contracts.candidates import Selection
+from contracts.columns import Array, Ragged, as_numpy, column, offsets_from_lengths, ragged
+from contracts.manifest import Account
+from contracts.params import Params as BaseParams
+from contracts.table import build_table
+from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
+
+# A term this far (in log) below the largest one of a sum adds nothing to a float64: exp(-40) < 2^-53.
+_NEGLIGIBLE = 40.0
+# Rounding of a log gain, relative to its size: within this an earlier gain is no bound for the present one.
+_BOUND_SLACK = 1e-9
+
+
+class Params(BaseParams):
+    """Settings of greedy_selection.
+
+    Attributes:
+        k: how many candidates are picked, >= 1; it is how deep the diverse ranking goes into fusion.
+        method: `dartboard`, or a baseline on the same candidates: `top_k` (relevance alone) or `mmr`.
+        relevance_weight: >= 0. At 0 every candidate's neighbourhood counts alike, and only the first
+            pick looks at the query; large values narrow the search to the nearest candidates.
+        diversity_weight: >= 0. At 0 no later pick gains anything and the order is by relevance; very
+            large values come back to the order by relevance, with copies moved to the end. In between
+            lies the diversity, so the effect is not monotone. Weights and `log_normal.sigma` are not
+            independent: a weight w acts like a sigma of sigma / sqrt(w).
+        mmr_lambda: in [0, 1], for `mmr` alone: 1 is relevance alone, 0 looks only at the distance to
+            what has been picked.
+    """
+
+    k: Annotated[int, Ge(1)] = 10
+    method: Literal["dartboard", "top_k", "mmr"] = "dartboard"
+    relevance_weight: Annotated[float, Ge(0)] = 1.0
+    diversity_weight: Annotated[float, Ge(0)] = 1.0
+    mmr_lambda: Annotated[float, Ge(0), Le(1)] = 0.5
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _square(triangle: Array, count: int, diagonal: float, weight: float) -> Array:
+    """(count, count) float64: weight times the full symmetric matrix of a lower triangle."""
+    matrix = np.empty((count, count), np.float64)
+    pair = 0
+    for i in range(count):
+        matrix[i, i] = weight * diagonal
+        for j in range(i):
+            matrix[i, j] = matrix[j, i] = weight * triangle[pair]
+            pair += 1
+    return matrix
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _log_gain(relevance: Array, covered: Array, offered: Array) -> float:
+    """ln of the sum over j with offered > covered of exp(relevance) * (exp(offered) - exp(covered)).
+
+    Each term is taken as relevance + offered + ln(1 - exp(covered - offered)), so nothing under- or
+    overflows; -inf where nothing is gained. With covered = -inf it is the whole objective.
+    """
+    largest, total = -np.inf, 0.0
+    for j in range(len(offered)):
+        rise = offered[j] - covered[j]
+        # The logarithm that is still to come only lowers the term.
+        if not rise > 0.0 or relevance[j] + offered[j] <= largest - _NEGLIGIBLE:
+            continue
+        term = relevance[j] + offered[j] + math.log(-math.expm1(-rise))
+        if term > largest:
+            total = total * math.exp(largest - term) + 1.0
+            largest = term
+        else:
+            total += math.exp(term - largest)
+    return largest + math.log(total) if total > 0.0 else -np.inf
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _next_pick(log_densities: Array, relevance: Array, covered: Array, matrix: Array, bounds: Array) -> int:
+    """The candidate with the highest log gain, ties by higher query log density, then by place.
+
+    What others have covered never comes back, so gains only fall and the last computed one bounds the
+    present one (`bounds`, brought up to date here; NaN for picked candidates): most need no new sum.
+    """
+    best = -1
+    for c in range(len(bounds)):
+        if not np.isnan(bounds[c]) and (best < 0 or bounds[c] > bounds[best]):
+            best = c
+    bounds[best] = _log_gain(relevance, covered, matrix[best])
+    for c in range(len(bounds)):
+        if c == best or np.isnan(bounds[c]) or bounds[c] < bounds[best] - _BOUND_SLACK * (1.0 + abs(bounds[best])):
+            continue
+        bounds[c] = _log_gain(relevance, covered, matrix[c])
+        if bounds[c] > bounds[best] or (
+            bounds[c] == bounds[best]
+            and (log_densities[c] > log_densities[best] or (log_densities[c] == log_densities[best] and c < best))
+        ):
+            best = c
+    return best
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def dartboard(
+    offsets: Array,
+    query_log_densities: Array,
+    pair_offsets: Array,
+    document_log_densities: Array,
+    densities_at_zero: Array,
+    k: int,
+    relevance_weight: float,
+    diversity_weight: float,
+) -> tuple[Array, Array]:
+    """Greedy search for the set of candidates that carries the most relevant information.
+
+    The first pick is the candidate with the highest log density l(q, c). Then, until k are picked, it is
+    the one that most raises logsumexp over j of (w_div * max over picked s of l(s, j) + w_rel * l(q, j)).
+
+    Args:
+        offsets: (queries + 1,) int64; query q has the candidates offsets[q] up to offsets[q + 1].
+        query_log_densities: (candidates,) float64, l(q, c).
+        pair_offsets: (queries + 1,) int64, where each query's lower triangle begins.
+        document_log_densities: (pairs,) float64, l(c, c') as lower triangles without their diagonals.
+        densities_at_zero: (queries,) float64, l(c, c), the log density at distance 0.
+        k: picks a query, >= 1; a query with fewer candidates gives all of them.
+        relevance_weight, diversity_weight: w_rel and w_div, >= 0.
+
+    Returns:
+        (queries, k) int64, the places of the picks among the query's candidates in the order of picking,
+        -1 where there was none left; and (queries, k) float64, the log of what each pick added to the sum
+        inside the logsumexp (for the first pick: the log of the sum itself), -inf where it added nothing.
+        Ties of exactly equal gains: higher l(q, c), then the earlier candidate.
+
+    Source: Dartboard (Pickett et al. 2024, "Better RAG using Relevant Information Gain", arXiv 2407.12101,
+    algorithm 1), and the weights of the published pattern. Different: candidates are compared by what they
+    add, in log space, and not by the new total. The picks are the same wherever the total is sound; where
+    it has rounded the gain away (copies at sigma 0.05 and below) it no longer returns them in input order.
+    A picked candidate is never taken again. Gains fall as picks grow, so most are bounded by earlier ones
+    and not computed anew (Minoux 1978, "Accelerated greedy algorithms").
+    """
+    queries = len(offsets) - 1
+    picks = np.full((queries, k), -1, np.int64)
+    log_gains = np.full((queries, k), -np.inf, np.float64)
+    for query in range(queries):
+        log_densities = query_log_densities[offsets[query] : offsets[query + 1]]
+        count = len(log_densities)
+        if count == 0:
+            continue
+        triangle = document_log_densities[pair_offsets[query] : pair_offsets[query + 1]]
+        matrix = _square(triangle, count, densities_at_zero[query], diversity_weight)
+        relevance = relevance_weight * log_densities
+        covered = np.full(count, -np.inf)
+        bounds = np.full(count, np.inf)
+        for step in range(min(k, count)):
+            if step == 0:
+                best = np.argmax(log_densities)
+                bounds[best] = _log_gain(relevance, covered, matrix[best])
+            else:
+                best = _next_pick(log_densities, relevance, covered, matrix, bounds)
+            picks[query, step], log_gains[query, step] = best, bounds[best]
+            bounds[best] = np.nan
+            covered = np.maximum(covered, matrix[best])
+    return picks, log_gains
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def mmr(
+    offsets: Array, query_distances: Array, pair_offsets: Array, document_distances: Array, k: int, mmr_lambda: float
+) -> Array:
+    """Maximal marginal relevance: lambda * cos(q, c) - (1 - lambda) * max over picked s of cos(c, s).
+
+    Args:
+        offsets, pair_offsets, k: as for `dartboard`.
+        query_distances, document_distances: (candidates,) and (pairs,) float32, 1 - cos.
+        mmr_lambda: in [0, 1]; at 1 the order is by relevance (the baseline `top_k`).
+
+    Returns:
+        (queries, k) int64 picks as `dartboard` gives them. The first is the nearest to the query. Ties:
+        the nearer to the query, then the earlier candidate.
+
+    Source: Carbonell and Goldstein 1998, "The Use of MMR, Diversity-Based Reranking for Reordering
+    Documents and Producing Summaries".
+    """
+    queries = len(offsets) - 1
+    picks = np.full((queries, k), -1, np.int64)
+    for query in range(queries):
+        similarity = 1.0 - query_distances[offsets[query] : offsets[query + 1]].astype(np.float64)
+        count = len(similarity)
+        triangle = document_distances[pair_offsets[query] : pair_offsets[query + 1]]
+        distances = _square(triangle, count, 0.0, 1.0)
+        closest = np.full(count, -np.inf)
+        taken = np.zeros(count, np.bool_)
+        for step in range(min(k, count)):
+            if step == 0:
+                best = np.argmax(similarity)
+            else:
+                best, highest = -1, -np.inf
+                for c in range(count):
+                    value = mmr_lambda * similarity[c] - (1.0 - mmr_lambda) * closest[c]
+                    tie_won = value == highest and similarity[c] > similarity[best]
+                    if not taken[c] and (best < 0 or value > highest or tie_won):
+                        best, highest = c, value
+            picks[query, step] = best
+            taken[best] = True
+            closest = np.maximum(closest, 1.0 - distances[best])
+    return picks
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def log_gains_of(
+    picks: Array,
+    offsets: Array,
+    query_log_densities: Array,
+    pair_offsets: Array,
+    document_log_densities: Array,
+    densities_at_zero: Array,
+    relevance_weight: float,
+    diversity_weight: float,
+) -> Array:
+    """(queries, k) float64: what given picks add to the objective of `dartboard`, as it gives them.
+
+    So the baselines are told on the same scale as Dartboard itself.
+    """
+    log_gains = np.full(picks.shape, -np.inf, np.float64)
+    for query in range(len(picks)):
+        relevance = relevance_weight * query_log_densities[offsets[query] : offsets[query + 1]]
+        count = len(relevance)
+        triangle = document_log_densities[pair_offsets[query] : pair_offsets[query + 1]]
+        matrix = _square(triangle, count, densities_at_zero[query], diversity_weight)
+        covered = np.full(count, -np.inf)
+        for step in range(min(picks.shape[1], count)):
+            offered = matrix[picks[query, step]]
+            log_gains[query, step] = _log_gain(relevance, covered, offered)
+            covered = np.maximum(covered, offered)
+    return log_gains
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def densities_at_zero(
+    offsets: Array,
+    query_distances: Array,
+    query_log_densities: Array,
+    pair_offsets: Array,
+    document_distances: Array,
+    document_log_densities: Array,
+) -> Array:
+    """(queries,) float64: l(0) of each query, which the triangles leave out with their diagonals.
+
+    A log density falls in a straight line over the squared distance. So l(0) is read off where a distance
+    is 0, and else lies on the line through the nearest and the farthest pair of the query, whatever the
+    other queries are. All distances equal and not 0 (a single candidate) leave it open: then l of that
+    distance stands in, which changes no pick and makes the score of the first a lower bound.
+    """
+    result = np.zeros(len(offsets) - 1, np.float64)
+    for query in range(len(result)):
+        items, pairs = slice(offsets[query], offsets[query + 1]), slice(pair_offsets[query], pair_offsets[query + 1])
+        distances = np.concatenate((query_distances[items], document_distances[pairs])).astype(np.float64)
+        log_densities = np.concatenate((query_log_densities[items], document_log_densities[pairs]))
+        if len(distances) == 0:
+            continue
+        near, far = np.argmin(distances), np.argmax(distances)
+        from_zero, between = distances[near] ** 2, distances[far] ** 2 - distances[near] ** 2
+        result[query] = log_densities[near]
+        if from_zero > 0.0 and between > 0.0:
+            result[query] += (log_densities[near] - log_densities[far]) * from_zero / between
+    return result
+
+
+def _select(log_normal: pa.Table, distance_matrices: pa.Table, params: Params) -> tuple[Array, Array]:
+    """Picks and log gains by the method of the settings, as `dartboard` gives them."""
+    near, far = ragged(distance_matrices, "query_distances"), ragged(distance_matrices, "document_distances")
+    query_log_densities = ragged(log_normal, "query_log_probabilities").numpy_values()
+    document_log_densities = ragged(log_normal, "document_log_probabilities").numpy_values()
+    at_zero = densities_at_zero(
+        near.offsets, near.numpy_values(), query_log_densities,
+        far.offsets, far.numpy_values(), document_log_densities,
+    )  # fmt: skip
+    board = (near.offsets, query_log_densities, far.offsets, document_log_densities, at_zero)
+    weights = (params.relevance_weight, params.diversity_weight)
+    k = min(params.k, int(near.lengths.max(initial=0)))
+    if params.method == "dartboard":
+        picks, log_gains = dartboard(*board, k, *weights)
+        return picks, log_gains
+    mmr_lambda = params.mmr_lambda if params.method == "mmr" else 1.0
+    picks = mmr(near.offsets, near.numpy_values(), far.offsets, far.numpy_values(), k, mmr_lambda)
+    return picks, log_gains_of(picks, *board, *weights)
+
+
+def greedy_selection_table(
+    *, oversample: pa.Table, log_normal: pa.Table, distance_matrices: pa.Table, params: Params
+) -> StageOutput:
+    """Picks `params.k` candidates of every query, or all where there are fewer."""
+    candidates = ragged(oversample, "candidates")
+    picks, log_gains = _select(log_normal, distance_matrices, params)
+    picked = picks >= 0
+    places = (candidates.offsets[:-1, None] + picks)[picked]
+    scores = log_gains[picked]
+    counts = picked.sum(axis=1, dtype=np.int64)
+    lists = Ragged(offsets_from_lengths(counts), None)
+    picked_candidates = {
+        "rank": lists.positions + 1,
+        "chunk_id": candidates.values["chunk_id"].take(pa.array(places, pa.int64())),
+        "score": pa.array(scores, pa.float64(), mask=np.isneginf(scores)),
+    }
+    table = build_table(
+        Selection,
+        {
+            "query_id": oversample.column("query_id"),
+            "candidates": Ragged(lists.offsets, picked_candidates),
+            "shortfall": params.k - counts,
+        },
+    )
+    found, kept = int(candidates.offsets[-1]), len(places)
+    removed = {"not_picked": found - kept} if found > kept else {}
+    return StageOutput(table, Account(candidates_in=found, added={}, removed=removed, candidates_out=kept))
+
+
+def _foreign_pick(inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:
+    given, picked = ragged(inputs["oversample"], "candidates"), ragged(output, "candidates")
+    codes = pc.index_in(picked.values["chunk_id"], value_set=pc.unique(given.values["chunk_id"]))
+    known = pc.index_in(given.values["chunk_id"], value_set=pc.unique(given.values["chunk_id"]))
+    width = len(given.values["chunk_id"]) + 1
+    pairs = picked.rows * width + as_numpy(pc.fill_null(codes, width - 1))
+    foreign = np.flatnonzero(~np.isin(pairs, given.rows * width + as_numpy(known)))
+    if not len(foreign):
+        return None
+    return f"row {picked.rows[foreign[0]]} picked {picked.values['chunk_id'][int(foreign[0])].as_py()}"
+
+
+def _needless_shortfall(inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:
+    given, picked = ragged(inputs["oversample"], "candidates").lengths, ragged(output, "candidates").lengths
+    short = as_numpy(column(output, "shortfall"))
+    wrong = np.flatnonzero((short > 0) & (picked < given))
+    return f"row {wrong[0]} left {(given - picked)[wrong[0]]} candidates" if len(wrong) else None
+
+
+STAGE = Stage(
+    name="greedy_selection",
+    summary="Picks k candidates that are relevant and not the same thing again (Dartboard, or a baseline).",
+    owner="retrieval",
+    reads=("oversample", "log_normal", "distance_matrices"),
+    writes=Selection,
+    params=Params,
+    run=greedy_selection_table,
+    success=(
+        SAME_QUERIES,
+        SuccessCheck("every pick is a candidate of its query", _foreign_pick),
+        SuccessCheck("a shortfall only where every candidate was picked", _needless_shortfall),
+    ),
+    on_partial_failure="Pure arithmetic: a shard that fails is a defect; it fails whole and is run again.",
+    known_failure="Without copies in the corpus, a sigma of 0.1 or below gives almost the order by relevance; "
+    "picks with a null score added nothing, which is how copies look when there is nothing else.",
+    roll_back="Rerun from greedy_selection with the earlier settings; method top_k is plain relevance.",
+)

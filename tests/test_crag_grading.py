@@ -1,0 +1,576 @@
+"""crag_grading: grades, who leaves, who fills the slots, and the one corrective search."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from contracts.errors import ConfigurationError
+from contracts.evidence import EvidencePlan, Family, RerankedRanking, RescuedRanking, Shape
+from contracts.table import check_table, schema
+from corpus.corpus import Corpus
+from corpus.scope import Scope, Scopes
+from stages.crag_grading import (
+    STAGE,
+    Params,
+    fill_slots,
+    grade_scores,
+    new_texts,
+    query_actions,
+    rewrite_queries,
+)
+from stages.stage import StageOutput
+from tests.corpora import make_corpus, make_queries
+
+PLAN = EvidencePlan(
+    name="test",
+    version="1",
+    shapes=[
+        Shape(
+            name="refund",
+            recognise=["refund"],
+            families=[
+                Family(name="policy", source="^policies/", rescue_query="policy"),
+                Family(name="approval", source="^approvals/", rescue_query="approval"),
+            ],
+        )
+    ],
+)
+
+
+def logit(probability: float) -> float:
+    """The logit that a sigmoid turns into this probability."""
+    return math.log(probability / (1 - probability))
+
+
+class ReadByHand:
+    """A cross-encoder whose probabilities were written down by hand; it keeps what it was asked."""
+
+    model_id = "by-hand"
+
+    def __init__(self, probabilities: Mapping[tuple[str, str], float]) -> None:
+        self.probabilities = probabilities
+        self.calls: list[list[tuple[str, str]]] = []
+
+    def score(self, queries: Sequence[str], passages: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        pairs = list(zip(queries, passages, strict=True))
+        self.calls.append(pairs)
+        return np.array([logit(self.probabilities[pair]) for pair in pairs], dtype=np.float32)
+
+
+class HashedModel:
+    """A cross-encoder whose logits depend on the pair alone, spread over a coarse grid."""
+
+    model_id = "hashed"
+
+    def score(self, queries: Sequence[str], passages: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        pairs = zip(queries, passages, strict=True)
+        return np.array([zlib.crc32(f"{q}|{p}".encode()) % 9 - 4 for q, p in pairs], dtype=np.float32)
+
+
+def candidate(chunk_id: str, score: float, *, model: float | None = None, place: int | None = None, **rest: Any) -> Any:
+    """A blended candidate; its rank is given by its place in the list."""
+    defaults = {"retrieval": 0.0, "lexical": 0.0, "exact_bonus": 0.0, "families": [], "rescued": False}
+    return {
+        "chunk_id": chunk_id, "score": score, "cross_encoder": model, "selected_rank": place, **defaults, **rest,
+    }  # fmt: skip
+
+
+def reranked(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Blended rankings from rows that name at least their candidates."""
+    defaults = {"rerank_status": "cross_encoder", "required": [], "slots": 2}
+    made = []
+    for number, row in enumerate(rows):
+        candidates = [{**one, "rank": rank} for rank, one in enumerate(row["candidates"], start=1)]
+        made.append({"query_id": f"q-{number:04d}", **defaults, **row, "candidates": candidates})
+    table = pa.Table.from_pylist(made, schema=schema(RerankedRanking))
+    check_table(table, RerankedRanking, "blended_rerank")
+    return table
+
+
+def rescued(shapes: Sequence[str | None]) -> pa.Table:
+    rows = [{"query_id": f"q-{n:04d}", "shape": s, "coverage": [], "candidates": []} for n, s in enumerate(shapes)]
+    return pa.Table.from_pylist(rows, schema=schema(RescuedRanking))
+
+
+def grade(
+    corpus: Corpus,
+    texts: Sequence[str | Mapping[str, Any]],
+    rankings: Sequence[Mapping[str, Any]],
+    *,
+    model: Any = None,
+    shapes: Sequence[str | None] | None = None,
+    plan: EvidencePlan | None = None,
+    **settings_of: Any,
+) -> StageOutput:
+    """Runs the stage with all its checks."""
+    inputs = {
+        "queries": make_queries([text if isinstance(text, Mapping) else {"text": text} for text in texts]),
+        "family_rescue": rescued(shapes or [None] * len(texts)),
+        "blended_rerank": reranked(rankings),
+    }
+    keyword_search = corpus.keyword_search(1.5, 0.75, 0.25)
+    resources = {"corpus": corpus, "keyword_search": keyword_search, "cross_encoder": model, "plan": plan}
+    return STAGE.checked_run(inputs, resources, Params(**settings_of))
+
+
+def passages(output: StageOutput, query: int = 0) -> list[tuple[str, str, bool, str]]:
+    """(chunk, grade, kept, origin) of each recorded passage of a query."""
+    found = output.table.column("candidates")[query].as_py()
+    return [(one["chunk_id"], one["grade"], one["kept"], one["origin"]) for one in found]
+
+
+def simple_corpus() -> Corpus:
+    return make_corpus([{"chunk_id": f"c{n}", "text": f"text number{n}"} for n in range(6)])
+
+
+def test_both_limits_belong_to_the_better_grade() -> None:
+    scores = np.array([0.0, 0.049, 0.05, 0.499, 0.5, 1.0])
+    assert grade_scores(scores, 0.05, 0.5).tolist() == [0, 0, 1, 1, 2, 2]
+    assert grade_scores(scores, 0.5, 0.5).tolist() == [0, 0, 0, 0, 2, 2], "equal limits leave nothing ambiguous"
+    assert grade_scores(scores, 0.0, 1.0).tolist() == [1, 1, 1, 1, 1, 2]
+
+
+def test_the_action_is_the_strongest_grade_and_incorrect_without_passages() -> None:
+    queries, grades = np.array([0, 0, 1, 1, 3]), np.array([0, 2, 0, 1, 0], dtype=np.int8)
+    assert query_actions(queries, grades, 4).tolist() == [2, 1, 0, 0]
+
+
+def test_options_come_up_until_the_slots_are_full() -> None:
+    queries = np.array([0, 0, 0, 0, 1, 1, 2])
+    usable = np.array([False, True, True, True, True, False, True])
+    room = np.array([2, 1, 0])
+    # Query 0 looks at the wrong one and fills both slots; query 1 is full after its first; query 2 has none.
+    assert fill_slots(queries, usable, room).tolist() == [True, True, True, False, True, False, False]
+
+
+def test_only_the_first_of_equal_texts_is_new() -> None:
+    assert new_texts(np.array([5, 7, 5, 9, 9]), np.array([7])).tolist() == [True, False, False, True, False]
+
+
+def test_an_incorrect_passage_leaves_and_the_next_ranked_takes_its_slot() -> None:
+    ranking = {
+        "candidates": [
+            candidate("c0", 0.9, model=0.8, place=1),
+            candidate("c1", 0.8, model=0.01, place=2),
+            candidate("c2", 0.7, model=0.02),
+            candidate("c3", 0.6, model=0.3),
+            candidate("c4", 0.5, model=0.9),
+        ]
+    }
+    output = grade(simple_corpus(), ["question"], [ranking], model=ReadByHand({}))
+    assert passages(output) == [
+        ("c0", "correct", True, "selected"),
+        ("c1", "incorrect", False, "selected"),
+        ("c2", "incorrect", False, "next_ranked"),
+        ("c3", "ambiguous", True, "next_ranked"),
+    ], "c2 is read and refused, c3 fills the slot, c4 is never looked at"
+    row = output.table.to_pylist()[0]
+    assert (row["action_before"], row["action"]) == ("correct", "correct")
+    assert (row["corrective_query"], row["corrective_outcome"]) == (None, "not_needed")
+    assert output.account.model_dump() == {
+        "candidates_in": 5, "added": {}, "removed": {"not_selected": 1}, "candidates_out": 4,
+    }  # fmt: skip
+
+
+def test_the_selection_keeps_its_own_order() -> None:
+    ranking = {
+        "slots": 3,
+        "candidates": [
+            candidate("c0", 0.9, model=0.8, place=2),
+            candidate("c1", 0.8, model=0.7, place=3),
+            candidate("c2", 0.7, model=0.6, place=1, families=["policy"]),
+        ],
+    }
+    output = grade(simple_corpus(), ["question"], [ranking], model=ReadByHand({}))
+    assert [one[0] for one in passages(output)] == ["c2", "c0", "c1"]
+    assert [one["families"] for one in output.table.column("candidates")[0].as_py()] == [["policy"], [], []]
+
+
+def test_selected_passages_that_the_model_has_not_read_are_read_in_one_call() -> None:
+    corpus = make_corpus([{"chunk_id": "c0", "text": "body", "title": "Head"}, {"chunk_id": "c1", "text": "other"}])
+    model = ReadByHand({("first", "Head\nbody"): 0.75, ("second", "other"): 0.25})
+    rankings = [
+        {"candidates": [candidate("c0", 0.9, place=1)], "slots": 1},
+        {"candidates": [candidate("c1", 0.9, place=1)], "slots": 1},
+    ]
+    output = grade(corpus, ["first", "second"], rankings, model=model)
+    assert model.calls == [[("first", "Head\nbody"), ("second", "other")]]
+    scores = [one[0]["score"] for one in output.table.column("candidates").to_pylist()]
+    assert scores == pytest.approx([0.75, 0.25], abs=1e-7)
+
+
+def test_the_next_ranked_never_cost_a_call_of_the_model() -> None:
+    ranking = {
+        "candidates": [
+            candidate("c0", 0.9, model=0.01, place=1),
+            candidate("c1", 0.8),
+            candidate("c2", 0.7, model=0.6),
+        ]
+    }
+    model = ReadByHand({})
+    output = grade(simple_corpus(), ["unheard"], [ranking], model=model)
+    assert [one[0] for one in passages(output)] == ["c0", "c2"]
+    assert model.calls == []
+
+
+@pytest.mark.parametrize("status", ["no_cross_encoder", "disabled"])
+def test_without_a_cross_encoder_the_blended_score_is_graded(status: str) -> None:
+    ranking = {
+        "rerank_status": status,
+        "candidates": [candidate("c0", 0.6, place=1), candidate("c1", 0.4, place=2), candidate("c2", 0.3)],
+    }
+    output = grade(simple_corpus(), ["question"], [ranking])
+    assert passages(output) == [("c0", "correct", True, "selected"), ("c1", "ambiguous", True, "selected")]
+
+
+def test_no_text_comes_in_twice() -> None:
+    chunks = [{"chunk_id": "c0", "text": "same"}, {"chunk_id": "c1", "text": "same"}, {"chunk_id": "c2", "text": "new"}]
+    corpus = make_corpus(chunks, collapse_identical_texts=False)
+    ranking = {
+        "slots": 3,
+        "candidates": [
+            candidate("c0", 0.9, model=0.9, place=1),
+            candidate("c1", 0.8, model=0.9),
+            candidate("c2", 0.7, model=0.9),
+        ],
+    }
+    output = grade(corpus, ["question"], [ranking], model=ReadByHand({}))
+    assert [one[0] for one in passages(output)] == ["c0", "c2"]
+
+
+def test_the_corrective_search_fills_what_the_ranking_leaves_free() -> None:
+    corpus = make_corpus(
+        [
+            {"chunk_id": "c0", "text": "the weather"},
+            {"chunk_id": "c1", "text": "the refund of a parcel", "source": "policies/a.md"},
+            {"chunk_id": "c2", "text": "refund refund", "source": "approvals/b.md"},
+            {"chunk_id": "c3", "text": "parcel refund form", "source": "other/c.md"},
+        ]
+    )
+    text = "the refund of my parcel"
+    model = ReadByHand(
+        {(text, "the refund of a parcel"): 0.9, (text, "refund refund"): 0.02, (text, "parcel refund form"): 0.2}
+    )
+    ranking = {"slots": 3, "required": ["policy", "approval"], "candidates": [candidate("c0", 0.2, model=0.2, place=1)]}
+    output = grade(corpus, [text], [ranking], model=model, shapes=["refund"], plan=PLAN, corrective_terms=2)
+    row = output.table.to_pylist()[0]
+    # In the corpus: the 2, refund 3, of 1, parcel 2 chunks; my is unknown. Two rarest: of, then the (before parcel).
+    assert row["corrective_query"] == "of the"
+    assert row["corrective_outcome"] == "ok"
+    assert passages(output) == [("c0", "ambiguous", True, "selected"), ("c1", "correct", True, "corrective")]
+    assert [one["families"] for one in row["candidates"]] == [[], ["policy"]]
+    assert (row["action_before"], row["action"]) == ("ambiguous", "correct")
+    assert output.account.added == {"corrective": 1}
+
+    wider = grade(corpus, [text], [ranking], model=model, shapes=["refund"], plan=PLAN, corrective_terms=6)
+    assert wider.table.to_pylist()[0]["corrective_query"] == "of the parcel refund"
+    assert sorted(passages(wider)[1:]) == [
+        ("c1", "correct", True, "corrective"),
+        ("c2", "incorrect", False, "corrective"),
+        ("c3", "ambiguous", True, "corrective"),
+    ]
+    families = {one["chunk_id"]: one["families"] for one in wider.table.column("candidates")[0].as_py()}
+    assert families == {"c0": [], "c1": ["policy"], "c2": ["approval"], "c3": []}
+
+
+def test_a_corrective_hit_without_a_free_slot_is_graded_but_not_kept() -> None:
+    corpus = make_corpus([{"chunk_id": "c0", "text": "weather"}, {"chunk_id": "c1", "text": "refund"}])
+    ranking = {"slots": 1, "candidates": [candidate("c0", 0.2, model=0.2, place=1)]}
+    output = grade(corpus, ["refund"], [ranking], model=ReadByHand({("refund", "refund"): 0.9}))
+    assert passages(output) == [("c0", "ambiguous", True, "selected"), ("c1", "correct", False, "corrective")]
+    assert output.table.column("action").to_pylist() == ["correct"]
+
+
+def test_the_limit_counts_new_hits_and_passes_over_considered_ones() -> None:
+    refunds = [{"chunk_id": f"c{n}", "text": f"refund {'x ' * n}"} for n in range(5)]
+    corpus = make_corpus([*refunds, *({"chunk_id": f"d{n}", "text": f"weather {n}"} for n in range(9))])
+    text = "refund"
+    model = ReadByHand({(text, chunk): 0.2 for chunk in corpus.column("text").to_pylist()})
+    ranking = {"slots": 5, "candidates": [candidate("c0", 0.2, model=0.2, place=1)]}
+    output = grade(corpus, [text], [ranking], model=model, corrective_limit=2)
+    assert [one[0] for one in passages(output)] == ["c0", "c1", "c2"], "shorter chunks score higher; c0 is not new"
+    shallow = grade(corpus, [text], [ranking], model=model, corrective_limit=2, corrective_depth=2)
+    assert [one[0] for one in passages(shallow)] == ["c0", "c1"], "the second hit is the last one looked at"
+
+
+def test_a_ranked_candidate_that_comes_back_through_the_search_is_not_counted_as_added() -> None:
+    corpus = make_corpus([{"chunk_id": "c0", "text": "weather"}, {"chunk_id": "c1", "text": "refund"}])
+    ranking = {"candidates": [candidate("c0", 0.2, model=0.2, place=1), candidate("c1", 0.1)]}
+    output = grade(corpus, ["refund"], [ranking], model=ReadByHand({("refund", "refund"): 0.9}))
+    assert passages(output)[1] == ("c1", "correct", True, "corrective")
+    assert output.account.model_dump() == {"candidates_in": 2, "added": {}, "removed": {}, "candidates_out": 2}
+
+
+def test_without_a_cross_encoder_corrective_hits_are_graded_by_their_share_of_the_query_words() -> None:
+    corpus = make_corpus([{"chunk_id": "c0", "text": "weather"}, {"chunk_id": "c1", "text": "refund of parcels"}])
+    ranking = {"rerank_status": "no_cross_encoder", "candidates": []}
+    output = grade(corpus, ["refund for my parcels"], [ranking])
+    found = output.table.column("candidates")[0].as_py()
+    assert [(one["chunk_id"], one["score"]) for one in found] == [("c1", 0.5)], "refund and parcels, of four words"
+
+
+def test_the_corrective_search_sees_what_the_query_may_see() -> None:
+    corpus = make_corpus(
+        [
+            {"chunk_id": "c0", "text": "refund secret", "acl": ["board"]},
+            {"chunk_id": "c1", "text": "refund open", "acl": None},
+        ]
+    )
+    rankings = [{"rerank_status": "no_cross_encoder", "candidates": []}] * 2
+    output = grade(corpus, [{"text": "refund"}, {"text": "refund", "groups": ["board"]}], rankings)
+    assert [sorted(one[0] for one in passages(output, query)) for query in (0, 1)] == [["c1"], ["c0", "c1"]]
+
+
+def test_a_search_without_hits_says_no_match() -> None:
+    ranking = {"candidates": [candidate("c0", 0.2, model=0.01, place=1)]}
+    output = grade(simple_corpus(), ["zebra"], [ranking], model=ReadByHand({}))
+    row = output.table.to_pylist()[0]
+    assert (row["corrective_query"], row["corrective_outcome"], row["action"]) == ("", "no_match", "incorrect")
+    assert passages(output) == [("c0", "incorrect", False, "selected")]
+
+
+def test_switched_off_it_grades_and_keeps_the_whole_selection() -> None:
+    ranking = {
+        "candidates": [
+            candidate("c0", 0.9, model=0.01, place=1),
+            candidate("c1", 0.8, model=0.2, place=2),
+            candidate("c2", 0.7, model=0.9),
+        ]
+    }
+    output = grade(simple_corpus(), ["number2"], [ranking], model=ReadByHand({}), enabled=False)
+    assert passages(output) == [("c0", "incorrect", True, "selected"), ("c1", "ambiguous", True, "selected")]
+    row = output.table.to_pylist()[0]
+    assert (row["action_before"], row["action"]) == ("ambiguous", "ambiguous")
+    assert (row["corrective_query"], row["corrective_outcome"]) == (None, "disabled")
+    assert output.account.removed == {"not_selected": 1}
+
+
+def test_a_missing_model_is_an_error_and_not_a_grade() -> None:
+    ranking = {"candidates": [candidate("c0", 0.9, place=1)]}
+    with pytest.raises(ConfigurationError, match="no cross-encoder"):
+        grade(simple_corpus(), ["question"], [ranking], model=None)
+
+
+def test_rewriting_keeps_whole_words_of_the_rarest_stems_in_order_of_rarity() -> None:
+    chunks = ["refund", "refunding parcel", "parcels refunded abroad", "the refund"]
+    corpus = make_corpus([{"chunk_id": f"c{n}", "text": text} for n, text in enumerate(chunks)], language="english")
+    # Stems: refund in 4 chunks, parcel in 2, abroad in 1, the in 1; zebra unknown. "Refunds" and "refunded" are one.
+    query = "Are Refunds refunded ABROAD for the zebra Parcels?"
+    assert rewrite_queries([query, "zebra", ""], corpus, 3) == ["abroad the parcels", "", ""]
+    assert rewrite_queries([query], corpus, 9) == ["abroad the parcels refunds"]
+    stems = corpus.tokeniser.tokens("abroad the parcels refunds")
+    assert stems == ["abroad", "the", "parcel", "refund"], "a search reads the rewritten text as the same terms"
+
+
+def test_lower_above_upper_is_refused() -> None:
+    with pytest.raises(ValidationError, match="lower must not exceed upper"):
+        Params(lower=0.6, upper=0.5)
+    assert Params(lower=0.5, upper=0.5).lower == 0.5
+
+
+def test_no_queries_and_no_candidates_give_empty_tables() -> None:
+    assert len(grade(simple_corpus(), [], []).table) == 0
+    empty = grade(simple_corpus(), ["zebra"], [{"candidates": []}], model=ReadByHand({}))
+    row = empty.table.to_pylist()[0]
+    assert (row["action_before"], row["action"], row["candidates"]) == ("incorrect", "incorrect", [])
+
+
+def test_a_slice_of_a_larger_table_reads_like_the_table_of_its_rows() -> None:
+    rankings = [
+        {"candidates": [candidate("c0", 0.9, model=0.9, place=1, families=["a"])]},
+        {"candidates": [candidate("c1", 0.9, model=0.9, place=1, families=["b", "c"])]},
+        {"candidates": [candidate("c2", 0.9, model=0.9, place=1, families=[])]},
+    ]
+    corpus, queries = simple_corpus(), make_queries([{"text": f"number{n}"} for n in range(3)])
+    resources = {
+        "corpus": corpus, "keyword_search": corpus.keyword_search(1.5, 0.75, 0.25),
+        "cross_encoder": ReadByHand({}), "plan": None,
+    }  # fmt: skip
+    inputs = {"queries": queries, "family_rescue": rescued([None] * 3), "blended_rerank": reranked(rankings)}
+    whole = STAGE.checked_run(inputs, resources, Params()).table
+    part = STAGE.checked_run({name: table.slice(1, 2) for name, table in inputs.items()}, resources, Params()).table
+    assert part.to_pylist() == whole.slice(1, 2).to_pylist()
+
+
+WORDS = ["refund", "parcel", "form", "abroad", "late"]
+GRID = st.integers(0, 10).map(lambda tenth: tenth / 10)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> dict[str, Any]:
+    """A small corpus, queries and their rankings."""
+    chunks = [
+        {
+            "chunk_id": f"c{number:02d}",
+            "text": " ".join(draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3))),
+            "source": draw(st.sampled_from(["policies/a", "approvals/b", "other"])),
+        }
+        for number in range(draw(st.integers(1, 8)))
+    ]
+    corpus = make_corpus(chunks, collapse_identical_texts=draw(st.booleans()))
+    texts, rankings, shapes = [], [], []
+    for _ in range(draw(st.integers(0, 4))):
+        texts.append(" ".join(draw(st.lists(st.sampled_from([*WORDS, "zebra"]), min_size=1, max_size=4))))
+        shapes.append(draw(st.sampled_from([None, "refund"])))
+        ids = draw(st.lists(st.sampled_from([c["chunk_id"] for c in chunks]), unique=True))
+        ranked = sorted(((draw(GRID), one) for one in ids), key=lambda pair: (-pair[0], pair[1]))
+        slots = draw(st.integers(1, 4))
+        by_text = {next(c["text"] for c in chunks if c["chunk_id"] == one): one for one in ids}
+        selected = draw(st.permutations(sorted(by_text.values())))[: draw(st.integers(0, slots))]
+        status = draw(st.sampled_from(["cross_encoder", "no_cross_encoder", "disabled"]))
+        candidates = [
+            candidate(
+                one,
+                score,
+                model=draw(st.none() | GRID) if status == "cross_encoder" else None,
+                place=selected.index(one) + 1 if one in selected else None,
+                families=draw(st.lists(st.sampled_from(["policy", "approval"]), unique=True)),
+            )
+            for score, one in ranked
+        ]
+        rankings.append({"rerank_status": status, "slots": slots, "candidates": candidates})
+    limits = sorted(draw(st.tuples(GRID, GRID)))
+    return {
+        "corpus": corpus, "texts": texts, "rankings": rankings, "shapes": shapes,
+        "settings": {
+            "enabled": draw(st.integers(0, 9)) > 0, "lower": limits[0], "upper": limits[1],
+            "corrective_depth": draw(st.integers(1, 8)), "corrective_terms": draw(st.integers(1, 3)),
+            "corrective_limit": draw(st.integers(1, 4)),
+        },
+    }  # fmt: skip
+
+
+class SlowQuery:
+    """One query graded plainly, one passage after the other."""
+
+    def __init__(self, world: Mapping[str, Any], query: int) -> None:
+        self.corpus, self.text, self.ranking = world["corpus"], world["texts"][query], world["rankings"][query]
+        self.params, self.shape = Params(**world["settings"]), world["shapes"][query]
+        self.chunks = {chunk["chunk_id"]: chunk for chunk in self.corpus.chunks.to_pylist()}
+        self.by_model = self.ranking["rerank_status"] == "cross_encoder"
+        self.records: list[dict[str, Any]] = []
+
+    def grade_of(self, score: float) -> str:
+        lower, upper = self.params.lower, self.params.upper
+        return "correct" if score >= upper else "incorrect" if score < lower else "ambiguous"
+
+    def known(self, one: Mapping[str, Any]) -> float | None:
+        return one["cross_encoder"] if self.by_model else one["score"]
+
+    def read(self, chunk_id: str) -> float:
+        passage = self.chunks[chunk_id]["text"]
+        if self.by_model:
+            return 1 / (1 + math.exp(-float(HashedModel().score([self.text], [passage])[0])))
+        words = set(self.text.split())
+        return len(words & set(passage.split())) / len(words)
+
+    def action(self) -> str:
+        grades = {record["grade"] for record in self.records}
+        return next((name for name in ("correct", "ambiguous") if name in grades), "incorrect")
+
+    def free(self) -> int:
+        return int(self.ranking["slots"]) - sum(one["kept"] for one in self.records)
+
+    def has_text(self, chunk_id: str) -> bool:
+        return self.chunks[chunk_id]["text"] in {self.chunks[one["chunk_id"]]["text"] for one in self.records}
+
+    def record(self, chunk_id: str, score: float, origin: str, families: list[str]) -> None:
+        spared = origin == "selected" and not self.params.enabled
+        kept = spared or (self.grade_of(score) != "incorrect" and self.free() > 0)
+        self.records.append(
+            {
+                "chunk_id": chunk_id, "score": score, "grade": self.grade_of(score), "kept": kept,
+                "origin": origin, "families": families,
+            }
+        )  # fmt: skip
+
+    def select(self) -> None:
+        selection = [one for one in self.ranking["candidates"] if one["selected_rank"] is not None]
+        for one in sorted(selection, key=lambda one: one["selected_rank"]):
+            known = self.known(one)
+            score = self.read(one["chunk_id"]) if known is None else known
+            self.record(one["chunk_id"], score, "selected", one["families"])
+
+    def refill(self) -> None:
+        for one in self.ranking["candidates"]:
+            known = self.known(one)
+            if (
+                one["selected_rank"] is None
+                and known is not None
+                and self.free()
+                and not self.has_text(one["chunk_id"])
+            ):
+                self.record(one["chunk_id"], known, "next_ranked", one["families"])
+
+    def correct(self) -> dict[str, str]:
+        holders = {word: sum(word in chunk["text"].split() for chunk in self.chunks.values()) for word in WORDS}
+        words = [word for word in dict.fromkeys(self.text.split()) if holders.get(word)]
+        rewritten = " ".join(sorted(words, key=lambda word: holders[word])[: self.params.corrective_terms])
+        search = self.corpus.keyword_search(1.5, 0.75, 0.25)
+        hits = search.search([rewritten], Scopes.single(Scope(), 1), self.params.corrective_depth)
+        for chunk_id in self.corpus.ids(hits.values["row"]).to_pylist():
+            found = sum(one["origin"] == "corrective" for one in self.records)
+            if found < self.params.corrective_limit and not self.has_text(chunk_id):
+                serves = {"policies/a": ["policy"], "approvals/b": ["approval"], "other": []}
+                families = serves[self.chunks[chunk_id]["source"]] if self.shape else []
+                self.record(chunk_id, self.read(chunk_id), "corrective", families)
+        outcome = "ok" if len(hits.values["row"]) else "no_match"
+        return {"corrective_query": rewritten, "corrective_outcome": outcome}
+
+    def result(self) -> dict[str, Any]:
+        self.select()
+        outcome = "not_needed" if self.params.enabled else "disabled"
+        answer = {"action_before": self.action(), "corrective_query": None, "corrective_outcome": outcome}
+        if self.params.enabled:
+            self.refill()
+            answer |= self.correct() if answer["action_before"] != "correct" else {}
+        return {**answer, "action": self.action()}
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds())
+def test_the_stage_agrees_with_the_slow_oracle(world: dict[str, Any]) -> None:
+    output = grade(
+        world["corpus"], world["texts"], world["rankings"], model=HashedModel(), shapes=world["shapes"], plan=PLAN,
+        **world["settings"],
+    )  # fmt: skip
+    for query, row in enumerate(output.table.to_pylist()):
+        slow = SlowQuery(world, query)
+        want = slow.result()
+        assert {name: row[name] for name in want} == want
+        got = row["candidates"]
+        assert [one["score"] for one in got] == pytest.approx([one["score"] for one in slow.records], abs=1e-12)
+        plain = [{name: one[name] for name in one if name not in {"rank", "score"}} for one in got]
+        assert plain == [{name: one[name] for name in one if name != "score"} for one in slow.records]
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds())
+def test_slots_texts_and_the_account_hold_in_every_world(world: dict[str, Any]) -> None:
+    output = grade(
+        world["corpus"], world["texts"], world["rankings"], model=HashedModel(), shapes=world["shapes"], plan=PLAN,
+        **world["settings"],
+    )  # fmt: skip
+    texts = {chunk["chunk_id"]: chunk["text"] for chunk in world["corpus"].chunks.to_pylist()}
+    for row, ranking in zip(output.table.to_pylist(), world["rankings"], strict=True):
+        recorded = row["candidates"]
+        assert sum(one["kept"] for one in recorded) <= ranking["slots"]
+        read = [texts[one["chunk_id"]] for one in recorded]
+        assert len(set(read)) == len(read), "no text is graded twice for a query"
+        if world["settings"]["enabled"]:
+            assert all(one["grade"] != "incorrect" for one in recorded if one["kept"])
+        listed = {one["chunk_id"] for one in ranking["candidates"]}
+        strangers = [one for one in recorded if one["chunk_id"] not in listed]
+        assert all(one["origin"] == "corrective" for one in strangers)
+    assert output.account.candidates_in == sum(len(ranking["candidates"]) for ranking in world["rankings"])
+    assert output.account.candidates_out == sum(len(row["candidates"]) for row in output.table.to_pylist())
