@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections.abc import Sequence
 
@@ -12,8 +13,10 @@ import pyarrow.parquet as pq
 
 from checkpoints.digests import sha256
 from checkpoints.store import Store
+from contracts.errors import CheckpointError
 
 _SCHEMA = pa.schema([pa.field("key", pa.binary(16), nullable=False), pa.field("score", pa.float32(), nullable=False)])
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class PairScores:
@@ -24,22 +27,27 @@ class PairScores:
 
     Args:
         store: where they are kept.
-        model_id: scores of different models lie apart.
+        model_id: scores of different models lie apart; any text, such as a path or the address of a service.
     """
 
     def __init__(self, store: Store, model_id: str) -> None:
         self._store = store
-        self._folder = f"pair_scores/{model_id}"
+        self._folder = _folder(model_id)
         self._lock = threading.Lock()
         self._scores: dict[bytes, float] = {}
         for path in store.files(self._folder):
             self._scores.update(self._load(path))
 
     def _load(self, path: str) -> dict[bytes, float]:
-        data = self._store.read(path)
-        if sha256(data)[:32] != path.rsplit("/", 1)[-1].removesuffix(".parquet"):
+        try:
+            data = self._store.read(path)
+            if f"{self._folder}/{_name(data)}" != path:
+                return {}
+            table = pq.read_table(io.BytesIO(data))
+        except (CheckpointError, pa.ArrowException):
             return {}
-        table = pq.read_table(io.BytesIO(data))
+        if not table.schema.equals(_SCHEMA):
+            return {}
         return dict(zip(table.column("key").to_pylist(), table.column("score").to_pylist(), strict=True))
 
     def get(self, keys: Sequence[bytes]) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -48,7 +56,12 @@ class PairScores:
             return np.array([self._scores.get(key, np.nan) for key in keys], dtype=np.float32)
 
     def put(self, keys: Sequence[bytes], scores: np.ndarray[tuple[int], np.dtype[np.float32]]) -> None:
-        """Keeps new scores, in memory and in the store."""
+        """Keeps new scores, in memory and in the store.
+
+        Args:
+            keys: 16 bytes each.
+            scores: (keys,) float32.
+        """
         if not len(keys):
             return
         pairs = sorted(zip(keys, scores.tolist(), strict=True))
@@ -59,6 +72,16 @@ class PairScores:
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd")
         data = sink.getvalue()
-        self._store.write(f"{self._folder}/{sha256(data)[:32]}.parquet", data)
+        self._store.write(f"{self._folder}/{_name(data)}", data)
         with self._lock:
             self._scores.update(pairs)
+
+
+def _folder(model_id: str) -> str:
+    """A model's own folder: readable, and never that of another model or a part of it."""
+    readable = _NOT_IN_A_NAME.sub("-", model_id)[:40].strip("-.")
+    return f"pair_scores/{readable or 'model'}-{sha256(model_id.encode())[:16]}"
+
+
+def _name(data: bytes) -> str:
+    return f"{sha256(data)[:32]}.parquet"

@@ -7,8 +7,10 @@ import re
 
 from pydantic import ValidationError
 
-from checkpoints.commit import read_manifest, stage_folder, verified_bytes
+from checkpoints.commit import manifest_path, read_manifest, stage_folder, verify_artifact
+from checkpoints.digests import canonical_json
 from checkpoints.lease import holder_of
+from checkpoints.records import sealed, unsealed
 from checkpoints.store import Store
 from contracts.errors import ConfigurationError, CorruptArtifactError, DartflowError, MissingArtifactError
 from contracts.manifest import DeadLetter, Manifest, RunPlan, StagePlan, StageStatus, Verdict, VerdictName
@@ -22,7 +24,7 @@ def check_run_id(run_id: str) -> str:
     Raises:
         ConfigurationError: anything else; ids come from outside.
     """
-    if not _RUN_ID.fullmatch(run_id) or ".." in run_id:
+    if not _is_run_id(run_id):
         raise ConfigurationError(
             "run id",
             "is not allowed",
@@ -33,9 +35,13 @@ def check_run_id(run_id: str) -> str:
     return run_id
 
 
+def _is_run_id(name: str) -> bool:
+    return _RUN_ID.fullmatch(name) is not None and ".." not in name
+
+
 def create_run(store: Store, plan: RunPlan) -> None:
     """Writes run.json, the whole planned work; a run id is used once."""
-    store.create(f"runs/{check_run_id(plan.run_id)}/run.json", plan.model_dump_json(indent=1).encode())
+    store.create(f"runs/{check_run_id(plan.run_id)}/run.json", sealed(plan))
 
 
 def load_plan(store: Store, run_id: str) -> RunPlan:
@@ -51,30 +57,53 @@ def load_plan(store: Store, run_id: str) -> RunPlan:
         raise MissingArtifactError(
             f"store {store.uri}", "has no such run", got=run_id, want=known, next_step="Check --store and the run id."
         )
-    try:
-        return RunPlan.model_validate_json(data)
-    except ValidationError as error:
-        raise CorruptArtifactError(
-            f"runs/{run_id}/run.json",
-            "is not a run plan",
-            got=error.errors()[0]["msg"],
-            next_step="Restore the file, or start a new run.",
-        ) from error
+    return _opened_plan(data, run_id)
+
+
+def _opened_plan(data: bytes, run_id: str) -> RunPlan:
+    path, next_step = f"runs/{run_id}/run.json", "Restore the file, or start a new run."
+    plan = unsealed(data, RunPlan, path, next_step=next_step)
+    if plan.run_id != run_id:
+        raise CorruptArtifactError(path, "belongs to another run", got=plan.run_id, want=run_id, next_step=next_step)
+    return plan
 
 
 def run_ids(store: Store) -> list[str]:
-    """All runs, the youngest first."""
-    plans = []
+    """All runs, the youngest first; those whose plan is damaged last."""
+    found = []
     for run_id in store.folders("runs"):
-        data = store.read_if_there(f"runs/{run_id}/run.json")
-        if data is not None:
-            plans.append((json.loads(data)["created_at"], run_id))
-    return [run_id for _, run_id in sorted(plans, reverse=True)]
+        data = store.read_if_there(f"runs/{run_id}/run.json") if _is_run_id(run_id) else None
+        if data is None:
+            continue
+        try:
+            found.append((_opened_plan(data, run_id).created_at, run_id))
+        except CorruptArtifactError:
+            found.append(("", run_id))
+    return [run_id for _, run_id in sorted(found, reverse=True)]
 
 
 def manifests(store: Store, plan: RunPlan, entry: StagePlan) -> list[Manifest | None]:
-    """The manifests of a stage, one a planned part; None where nothing is committed."""
-    return [read_manifest(store, plan.run_id, entry.number, entry.stage, part) for part in range(entry.parts)]
+    """The manifests of a stage, one a planned part; None where nothing is committed.
+
+    Raises:
+        CorruptArtifactError: a manifest that is damaged, of another artifact, or made under another plan.
+    """
+    return [_planned_manifest(store, plan, entry, part) for part in range(entry.parts)]
+
+
+def _planned_manifest(store: Store, plan: RunPlan, entry: StagePlan, part: int) -> Manifest | None:
+    manifest = read_manifest(store, plan.run_id, entry.number, entry.stage, part)
+    if manifest is not None:
+        planned = json.loads(canonical_json(entry.inputs))
+        other = [name for name, value in planned.items() if manifest.key_parts.get(name) != value]
+        if other:
+            raise CorruptArtifactError(
+                manifest_path(plan.run_id, entry.number, entry.stage, part),
+                "was made under another plan than the run's",
+                got=f"another {', '.join(other)}",
+                next_step="Start a new run under another run id; leftovers of a deleted run are not taken over.",
+            )
+    return manifest
 
 
 def stage_entry(plan: RunPlan, stage: str) -> StagePlan:
@@ -112,16 +141,37 @@ def write_dead_letters(store: Store, run_id: str, stage: str, letters: list[Dead
 
 
 def read_dead_letters(store: Store, run_id: str) -> list[DeadLetter]:
-    """All dead letters of a run, stage by stage."""
-    lines = [
-        line for path in store.files(f"runs/{run_id}/dead_letters") for line in store.read(path).decode().splitlines()
-    ]
-    return [DeadLetter.model_validate_json(line) for line in lines]
+    """All dead letters of a run, stage by stage.
+
+    Raises:
+        CorruptArtifactError: names the file and the line that is no dead letter.
+    """
+    return [letter for path in store.files(f"runs/{run_id}/dead_letters") for letter in _letters_of(store, path)]
+
+
+def _letters_of(store: Store, path: str) -> list[DeadLetter]:
+    letters: list[DeadLetter] = []
+    data = store.read(path)
+    if not data:
+        return letters
+    # Only \n ends a line here: an original may hold other characters that str.splitlines takes for line ends.
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
+        try:
+            letters.append(DeadLetter.model_validate_json(line))
+        except ValidationError as error:
+            raise CorruptArtifactError(
+                f"{path}, line {number}",
+                "is no dead letter",
+                got=error.errors()[0]["msg"],
+                next_step="Restore the file, or rerun from the stage that wrote it.",
+            ) from error
+    return letters
 
 
 def verdict(store: Store, plan: RunPlan) -> Verdict:
     """What is true of a run, from its plan, manifests, dead letters, failure note and lease."""
-    letters = len(read_dead_letters(store, plan.run_id))
+    # A file of dead letters that was lost must not make a run look complete.
+    letters = max(len(read_dead_letters(store, plan.run_id)), plan.dead_letters)
     stages = [_stage_status(store, plan, entry) for entry in plan.stages]
     missing = sum(stage.missing for stage in stages)
     return Verdict(
@@ -133,7 +183,7 @@ def verdict(store: Store, plan: RunPlan) -> Verdict:
         dead_letters=letters,
         snapshot_id=plan.snapshot_id,
         access_control=plan.access_control,
-        results=f"{store.uri}/{stage_folder(plan.run_id, plan.stages[-1].number, plan.stages[-1].stage)}",
+        results=f"{store.uri.rstrip('/')}/{stage_folder(plan.run_id, plan.stages[-1].number, plan.stages[-1].stage)}",
     )
 
 
@@ -165,22 +215,37 @@ def _stage_status(store: Store, plan: RunPlan, entry: StagePlan) -> StageStatus:
 
 
 def verify(store: Store, plan: RunPlan) -> list[tuple[str, str]]:
-    """Re-reads and re-hashes every artifact of a run.
+    """Reads every artifact of a run again: its manifest, its bytes, and the data in them.
 
     Returns:
-        One (artifact, finding) a planned part, in order; the finding is `ok` or what is wrong.
+        One (artifact, finding) a planned part, in order; the finding is `ok` or what is wrong. After
+        them the dead letters, only when they are not what the plan counted.
     """
-    findings = []
-    for entry in plan.stages:
-        for part in range(entry.parts):
-            name = f"{entry.stage}/part-{part:05d}"
-            try:
-                manifest = read_manifest(store, plan.run_id, entry.number, entry.stage, part)
-                if manifest is None:
-                    findings.append((name, "not committed"))
-                    continue
-                verified_bytes(store, manifest)
-                findings.append((name, "ok"))
-            except DartflowError as error:
-                findings.append((name, str(error)))
-    return findings
+    findings = [
+        (f"{entry.stage}/part-{part:05d}", _finding(store, plan, entry, part))
+        for entry in plan.stages
+        for part in range(entry.parts)
+    ]
+    problem = _dead_letter_problem(store, plan)
+    return findings if problem is None else [*findings, ("dead_letters", problem)]
+
+
+def _finding(store: Store, plan: RunPlan, entry: StagePlan, part: int) -> str:
+    try:
+        manifest = _planned_manifest(store, plan, entry, part)
+        if manifest is None:
+            return "not committed"
+        verify_artifact(store, manifest)
+    except DartflowError as error:
+        return str(error)
+    return "ok"
+
+
+def _dead_letter_problem(store: Store, plan: RunPlan) -> str | None:
+    try:
+        found = len(read_dead_letters(store, plan.run_id))
+    except DartflowError as error:
+        return str(error)
+    if found < plan.dead_letters:
+        return f"runs/{plan.run_id}/dead_letters: letters are missing: got {found}, want {plan.dead_letters}"
+    return None

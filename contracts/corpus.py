@@ -50,7 +50,8 @@ class CorpusSnapshot(BaseModel):
     """The manifest of a corpus snapshot, written last: no manifest, no snapshot.
 
     `snapshot_id` is derived from the content, so that the same corpus under the same settings is
-    the same snapshot. `settings` are those of ingest; `quarantined` counts chunks left out by name.
+    the same snapshot. `settings` are those of ingest; `filter_keys` are what queries may filter on;
+    `quarantined` counts chunks left out by name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,6 +63,7 @@ class CorpusSnapshot(BaseModel):
     dimension: int
     embedding_model: str
     access_control: bool
+    filter_keys: list[str]
     settings: dict[str, object]
     files: list[SnapshotFile]
     source_file: str

@@ -9,32 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any
 
 import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import re2
-from scipy.sparse import csc_array, csr_array
 
 from contracts.columns import IntArray, Ragged, as_numpy, column, offsets_from_lengths
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import ConfigurationError, MissingArtifactError
 from contracts.evidence import Family
-from corpus.keyword_index import KeywordIndex, bm25_top, ragged_hits
+from corpus.exact_search import cosines, exact_candidates
+from corpus.keyword_index import KeywordIndex
+from corpus.keyword_search import KeywordSearch, lexical_overlap, term_ids
+from corpus.passages import SearchedText, passage_texts
 from corpus.scope import Scope, Scopes
 from corpus.tokeniser import Tokeniser
+from corpus.vectors import index_candidates, is_exact
+
+__all__ = ["Corpus", "KeywordSearch", "SearchedText"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SearchedText = Literal["text", "title_and_text"]
-
-# FAISS may round neighbours into another order than the exact scores have: look a little deeper, then sort.
-_MARGIN = 16
 # A null authority tier ranks below every tier.
 _NO_TIER = np.iinfo(np.int64).max
+
+
+FILTERABLE_COLUMNS = ("chunk_id", "source", "document_id", "title", "evidence_family", "authority_tier", "version")
+
+
+def filter_keys(chunks: pa.Table) -> list[str]:
+    """Every key that filters and families may name, sorted: columns, and the keys of metadata."""
+    own = pc.unique(pc.list_flatten(column(chunks, "metadata")).field("key")).to_pylist()
+    return sorted({*FILTERABLE_COLUMNS, *own})
 
 
 class Corpus:
@@ -50,8 +60,6 @@ class Corpus:
         searched_text: what retrievers and models read of a chunk.
         collapse_identical_texts: of equal visible texts let one through (True), or all (False, ablation only).
     """
-
-    filterable_columns = ("chunk_id", "source", "document_id", "title", "evidence_family", "authority_tier", "version")
 
     def __init__(
         self,
@@ -109,7 +117,7 @@ class Corpus:
         Raises:
             ConfigurationError: neither a column nor a metadata key of any chunk.
         """
-        if key in self.filterable_columns:
+        if key in FILTERABLE_COLUMNS:
             return self.column(key).cast(pa.string())
         values = pc.map_lookup(_as_map(self.column("metadata")), pa.scalar(key), "first")
         if values.null_count == len(values) and len(values):
@@ -117,15 +125,10 @@ class Corpus:
                 f"snapshot {self.snapshot.snapshot_id}",
                 "no chunk has the metadata key",
                 got=key,
-                want=f"one of {', '.join(self.filter_keys())}",
+                want=f"one of {', '.join(filter_keys(self.chunks))}",
                 next_step="Correct the filter or the evidence plan, or ingest the column.",
             )
         return values
-
-    def filter_keys(self) -> list[str]:
-        """Every key that filters and families may name, sorted."""
-        own = pc.unique(pc.list_flatten(self.column("metadata")).field("key")).to_pylist()
-        return sorted({*self.filterable_columns, *own})
 
     def visible(self, scope: Scope) -> Array:
         """(chunks,) bool: what a scope may see: a shared group (a null acl is public) and every filter."""
@@ -188,83 +191,52 @@ class Corpus:
             scopes: of the same queries.
             depth: >= 1; fewer hits where fewer chunks are eligible.
         """
-        found: list[Array] = [np.zeros(0, dtype=np.int64)] * len(vectors)
-        for code, scope in enumerate(scopes.distinct):
-            queries = np.flatnonzero(scopes.codes == code)
-            mask = self.eligible(scope)
-            allowed = int(mask.sum())
-            if not len(queries) or not allowed:
-                continue
-            width = min(depth + _MARGIN, allowed)
-            parameters = None
-            if allowed < len(self.chunks):
-                parameters = faiss.SearchParameters(sel=faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little")))
-            _, rows = self.index.search(np.ascontiguousarray(vectors[queries]), width, params=parameters)
-            for query, hits in zip(queries, rows, strict=True):
-                found[query] = hits[hits >= 0]
-        hits = Ragged(
-            offsets_from_lengths(np.array([len(h) for h in found], dtype=np.int64)),
-            np.concatenate(found or [np.zeros(0, np.int64)]),
-        )
-        return self._exact_order(vectors, hits, depth)
-
-    def _exact_order(self, vectors: Array, hits: Ragged, depth: int) -> Ragged:
+        if is_exact(self.index):
+            hits = exact_candidates(self.embeddings, vectors, scopes, self.eligible, depth)
+        else:
+            hits = index_candidates(self.index, vectors, scopes, self.eligible, depth)
+            hits = self._fill_up(vectors, scopes, hits, depth)
         scores = self.similarity(vectors, hits.rows, hits.values)
         order = np.lexsort((hits.values, -scores, hits.rows))
         kept = order[hits.positions < depth]  # lexsort keeps queries together, so places within a query stand
         counts = np.minimum(hits.lengths, depth)
         return Ragged(offsets_from_lengths(counts), {"row": hits.values[kept], "score": scores[kept]})
 
+    def _fill_up(self, vectors: Array, scopes: Scopes, hits: Ragged, depth: int) -> Ragged:
+        """Searches exactly for the queries to which an approximate index gave fewer rows than they may have."""
+        allowed = np.array([self.eligible(scope).sum() for scope in scopes.distinct], dtype=np.int64)
+        short = np.flatnonzero(hits.lengths < np.minimum(depth, allowed[scopes.codes]))
+        if not len(short):
+            return hits
+        exact = exact_candidates(self.embeddings, vectors[short], scopes.take(short), self.eligible, depth)
+        whole = ~np.isin(hits.rows, short)
+        owners = np.concatenate([hits.rows[whole], short[exact.rows]])
+        rows = np.concatenate([hits.values[whole], exact.values])
+        lengths = np.bincount(owners, minlength=len(vectors))
+        return Ragged(offsets_from_lengths(lengths), rows[np.argsort(owners, kind="stable")])
+
     def similarity(self, vectors: Array, queries: IntArray, rows: IntArray) -> Array:
         """(pairs,) float32: cosine of vectors[queries[i]] and chunk rows[i], in [-1, 1]."""
-        result = np.empty(len(rows), dtype=np.float32)
-        block = 8192
-        for start in range(0, len(rows), block):
-            part = slice(start, start + block)
-            left = vectors[queries[part]].astype(np.float64)
-            result[part] = np.einsum("id,id->i", left, self.embeddings[rows[part]])
-        return np.clip(result, -1, 1)
+        return cosines(vectors, queries, self.embeddings, rows)
 
     def term_ids(self, texts: Sequence[str]) -> Ragged:
         """The corpus terms of each text in order, repeats kept, as lists of term numbers."""
-        lists = [self.keywords.term_ids(self.tokeniser.tokens(text)) for text in texts]
-        lengths = np.array([len(one) for one in lists], dtype=np.int64)
-        return Ragged(offsets_from_lengths(lengths), np.array([t for one in lists for t in one], dtype=np.int64))
+        return term_ids(self.keywords, self.tokeniser, texts)
 
     def lexical_overlap(self, texts: Sequence[str], queries: IntArray, rows: IntArray) -> Array:
         """(pairs,) float64 in [0, 1]: the share of the distinct terms of texts[queries[i]] that chunk rows[i] has.
 
         Terms that no chunk has count too; 0 for a text without terms.
         """
-        distinct = [sorted(set(self.tokeniser.tokens(text))) for text in texts]
-        known = [self.keywords.term_ids(tokens) for tokens in distinct]
-        lengths = np.array([len(one) for one in known], dtype=np.int64)
-        terms = np.array([term for one in known for term in one], dtype=np.int64)
-        asked = csr_array(
-            (np.ones(len(terms)), terms, offsets_from_lengths(lengths)), shape=(len(texts), len(self.keywords.terms))
-        )
-        shared = np.asarray(asked[queries].multiply(self._term_presence[rows]).sum(axis=1)).ravel()
-        totals = np.array([len(one) for one in distinct], dtype=np.float64)[queries]
-        return np.divide(shared, totals, out=np.zeros(len(rows)), where=totals > 0)
-
-    @cached_property
-    def _term_presence(self) -> csr_array:
-        """(chunks, terms): 1 where the chunk has the term."""
-        index = self.keywords
-        shape = (len(self.chunks), len(index.terms))
-        return csc_array((np.ones(len(index.rows)), index.rows, index.offsets), shape=shape).tocsr()
+        return lexical_overlap(self.keywords, self.tokeniser, texts, queries, rows)
 
     def passage_texts(self, rows: IntArray) -> list[str]:
         """What retrievers and models read of each chunk: its title and text, or its text alone."""
-        texts: list[str] = self.column("text").take(pa.array(rows, pa.int64())).to_pylist()
-        if self.searched_text == "text":
-            return texts
-        titles = self.column("title").take(pa.array(rows, pa.int64())).to_pylist()
-        return [text if title is None else f"{title}\n{text}" for title, text in zip(titles, texts, strict=True)]
+        return passage_texts(self.chunks.select(["title", "text"]).take(pa.array(rows, pa.int64())), self.searched_text)
 
     def _keyword_search(self, k1: float, b: float, epsilon: float) -> KeywordSearch:
         """BM25 Okapi search with these parameters over this corpus."""
-        return KeywordSearch(self, self.keywords.okapi_scores(k1, b, epsilon))
+        return KeywordSearch(self.keywords, self.tokeniser, self.eligible, self.keywords.okapi_scores(k1, b, epsilon))
 
 
 @dataclass(frozen=True)
@@ -274,42 +246,6 @@ class _Membership:
     source: str | None
     metadata: tuple[tuple[str, str], ...]
     authority: tuple[int, ...] | None
-
-
-@dataclass(frozen=True, eq=False)
-class KeywordSearch:
-    """BM25 over a corpus: `scores` (postings,) float64 says what each posting adds."""
-
-    corpus: Corpus
-    scores: Array
-
-    def search(self, texts: Sequence[str], scopes: Scopes, depth: int) -> Ragged:
-        """The `depth` best eligible chunks that share a term with each text, as lists of {row, score}.
-
-        Order (-score, row), score float64; an empty list where no eligible chunk shares a term.
-        """
-        terms = self.corpus.term_ids(texts)
-        index = self.corpus.keywords
-        counts = np.zeros(len(texts), dtype=np.int64)
-        rows = np.zeros((len(texts), depth), dtype=np.int64)
-        scores = np.zeros((len(texts), depth))
-        for code, scope in enumerate(scopes.distinct):
-            queries = np.flatnonzero(scopes.codes == code)
-            if not len(queries):
-                continue
-            lengths = terms.lengths[queries]
-            picked = np.isin(terms.rows, queries)
-            counts[queries], rows[queries], scores[queries] = bm25_top(
-                offsets_from_lengths(lengths),
-                terms.values[picked],
-                index.offsets,
-                index.rows,
-                self.scores,
-                self.corpus.eligible(scope),
-                depth,
-                len(index.lengths),
-            )
-        return ragged_hits(counts, rows, scores)
 
 
 def _as_map(pairs: pa.Array) -> pa.Array:

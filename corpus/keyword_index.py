@@ -89,6 +89,8 @@ class KeywordIndex:
         bring the terms (within a chunk in the order of the vocabulary), as rank-bm25 does over `token_bags`:
         a mean near 0, where idfs cancel, would otherwise differ in more than its last bits.
         """
+        if not self.terms:
+            return np.zeros(0)
         distinct, place = np.unique(self.document_frequencies, return_inverse=True)
         count = len(self.lengths)
         idf = np.array([math.log(count - n + 0.5) - math.log(n + 0.5) for n in distinct.tolist()])[place]
@@ -102,8 +104,8 @@ class KeywordIndex:
         score = idf f (k1 + 1) / (f + k1 (1 - b + b length / mean length)), idf as above.
 
         Source: BM25Okapi of the package rank-bm25 0.2.2, operation by operation in the same order: over
-        `token_bags` the sums agree to the last bit, over the tokens in their order of reading to a few ulps
-        of the mean idf.
+        `token_bags` the sums agree to the last bit; over the tokens in their order of reading, terms whose
+        idf is negative may differ in the last bits of the mean. The state is float64 throughout.
         """
         if not self.terms:
             return np.zeros(0)
@@ -115,7 +117,6 @@ class KeywordIndex:
         return scores
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def bm25_top(
     query_offsets: Array,
     query_terms: Array,
@@ -141,6 +142,29 @@ def bm25_top(
     Returns:
         counts (queries,), and rows and scores (queries, depth), of which the first counts[q] are set.
     """
+    arrays = [_read_only(one) for one in (query_offsets, query_terms, offsets, rows, scores, eligible)]
+    found: tuple[Array, Array, Array] = _bm25_top(*arrays, depth, chunks)
+    return found
+
+
+def _read_only(array: Array) -> Array:
+    """A view that cannot be written, so that arrays in memory and mapped from disk share one compiled kernel."""
+    view = np.ascontiguousarray(array).view()
+    view.flags.writeable = False
+    return view
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _bm25_top(
+    query_offsets: Array,
+    query_terms: Array,
+    offsets: Array,
+    rows: Array,
+    scores: Array,
+    eligible: Array,
+    depth: int,
+    chunks: int,
+) -> tuple[Array, Array, Array]:
     queries = len(query_offsets) - 1
     counts = np.zeros(queries, np.int64)
     top_rows = np.zeros((queries, depth), np.int64)
@@ -161,22 +185,58 @@ def bm25_top(
                     touched[matches] = row
                     matches += 1
                 sums[row] += scores[posting]
-        found = touched[:matches].copy()
-        kept = min(matches, depth)
-        if matches > depth:
-            # Cut below the depth-th best score first; ties at the cut are settled by the full sort.
-            values = sums[found]
-            found = found[values >= np.partition(values, matches - depth)[matches - depth]]
-        found.sort()
-        order = np.argsort(-sums[found], kind="mergesort")
-        for rank in range(kept):
-            top_rows[query, rank] = found[order[rank]]
-            top_scores[query, rank] = sums[found[order[rank]]]
-        counts[query] = kept
+        counts[query] = _keep_best(touched[:matches], sums, top_rows[query], top_scores[query])
         for match in range(matches):
             sums[touched[match]] = 0.0
             seen[touched[match]] = False
     return counts, top_rows, top_scores
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _keep_best(found: Array, sums: Array, top_rows: Array, top_scores: Array) -> int:
+    """Writes the best of the found rows by (-score, row), as many as fit, and returns how many.
+
+    While rows come in, the arrays are a binary heap with the worst of the kept rows at its root. (numpy's
+    sorts would do, but take numba three times as long to compile.)
+    """
+    kept = 0
+    for row in found:
+        score = sums[row]
+        if kept < len(top_rows):
+            place = kept
+            kept += 1
+            while place > 0 and _worse(score, row, top_scores[(place - 1) // 2], top_rows[(place - 1) // 2]):
+                parent = (place - 1) // 2
+                top_rows[place], top_scores[place] = top_rows[parent], top_scores[parent]
+                place = parent
+            top_rows[place], top_scores[place] = row, score
+        elif _worse(top_scores[0], top_rows[0], score, row):
+            _sink(row, score, top_rows, top_scores, kept)
+    for last in range(kept - 1, 0, -1):
+        row, score = top_rows[last], top_scores[last]
+        top_rows[last], top_scores[last] = top_rows[0], top_scores[0]
+        _sink(row, score, top_rows, top_scores, last)
+    return kept
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _sink(row: int, score: float, heap_rows: Array, heap_scores: Array, size: int) -> None:
+    """Puts a row in the place of the root and lets it sink below everything worse."""
+    place, child = 0, 1
+    while child < size:
+        right = child + 1
+        if right < size and _worse(heap_scores[right], heap_rows[right], heap_scores[child], heap_rows[child]):
+            child = right
+        if not _worse(heap_scores[child], heap_rows[child], score, row):
+            break
+        heap_rows[place], heap_scores[place] = heap_rows[child], heap_scores[child]
+        place, child = child, 2 * child + 1
+    heap_rows[place], heap_scores[place] = row, score
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _worse(score: float, row: int, other_score: float, other_row: int) -> bool:
+    return score < other_score or (score == other_score and row > other_row)
 
 
 def ragged_hits(counts: Array, rows: Array, scores: Array) -> Ragged:

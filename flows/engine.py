@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from checkpoints.commit import borrow, commit, read_manifest, read_table
+from checkpoints.corpora import load_snapshot
 from checkpoints.digests import sha256
 from checkpoints.lease import hold
 from checkpoints.run import (
@@ -29,10 +30,10 @@ from contracts.query import DistinctQuery, LogLine
 from contracts.table import check_table
 from flows.executor import Progress, map_shards, no_progress
 from flows.fingerprint import params_of
-from flows.planning import now, read_query_log_bytes
+from flows.planning import now, open_query_log, read_query_log_bytes
 from flows.resources import open_resources
 from flows.settings import Settings
-from loading.query_log import QueryLog, embed_queries, load_query_log
+from loading.query_log import QueryLog, embed_queries
 from models.embedder import open_embedder
 from stages.pipeline import LOADED, RUNS_ONCE, check_wiring, find_stage
 from stages.stage import Stage
@@ -145,7 +146,7 @@ class Session:
                 str(path), "the query log has changed since the run was planned", got=f"SHA-256 {got}",
                 want=self.plan.query_log_sha256, next_step="Start a new run.",
             )  # fmt: skip
-        return load_query_log(path, self.settings.query_log)
+        return open_query_log(path, self.settings, load_snapshot(self.store, self.plan.snapshot_id))
 
     def _runner(self, entry: StagePlan) -> Callable[[int], None]:
         """The work that computes and commits one part of a stage."""
@@ -165,7 +166,7 @@ class Session:
         except Exception as error:
             raise StageError(
                 f"stage {stage.name}, shard {part}", "stopped", got=f"{type(error).__name__}: {error}",
-                next_step=f"See the runbook; after the fix run `dartflow rerun {self.plan.run_id} --from {stage.name}`.",
+                next_step=f"See the runbook; after the fix, `dartflow rerun {self.plan.run_id}`.",
             ) from error  # fmt: skip
         lineage = {name: [manifest.logical_digest for manifest in found] for name, found in parents.items()}
         self._commit(entry, part, output.table, output.account, started, None, lineage)

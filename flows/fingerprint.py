@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions
@@ -19,9 +20,8 @@ from stages.stage import Stage
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The shared code that stands behind every stage, and behind what is loaded before the first.
-_STAGE_CODE = ("contracts", "corpus", "models", "stages/stage.py")
-_LOADING_CODE = ("contracts", "models", "loading")
+# What stands behind `log_lines` and `queries`, which no stage computes.
+_LOADING = ROOT / "loading" / "query_log.py"
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Facts:
         embedder_id: likewise; for queries.
         plan_digest: of the evidence plan's content; `none` without a plan.
         query_log_sha256: of the log file.
+        filter_keys: what filters of the log may name; other lines are dead letters.
         shards: how many shards the distinct queries make.
     """
 
@@ -42,6 +43,7 @@ class Facts:
     embedder_id: str
     plan_digest: str
     query_log_sha256: str
+    filter_keys: list[str]
     shards: int
 
 
@@ -53,7 +55,7 @@ def stage_inputs(stage: Stage, settings: Settings, facts: Facts) -> dict[str, An
     inputs: dict[str, Any] = {
         "stage": stage.name,
         "contract": _contract_digest(stage),
-        "code": code_digest((*_STAGE_CODE, str(_source_file(stage).relative_to(ROOT)))),
+        "code": code_digest(Path(inspect.getsourcefile(stage.run) or "").resolve()),
         "lock": lock_digest(),
         # The plan takes part by its content, not by the path it lies at.
         "params": params_of(settings, stage).model_dump(mode="json", exclude={"plan"}),
@@ -76,7 +78,7 @@ def params_of(settings: Settings, stage: Stage) -> Params:
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         if type(value) is stage.params:
-            return value  # type: ignore[no-any-return]
+            return value
     raise TypeError(f"Settings has no part for the params of {stage.name}")
 
 
@@ -84,10 +86,11 @@ def loaded_inputs(name: str, settings: Settings, facts: Facts) -> dict[str, Any]
     """The same for `log_lines` and `queries`, which are loaded from the query log."""
     inputs: dict[str, Any] = {
         "stage": name,
-        "code": code_digest(_LOADING_CODE),
+        "code": code_digest(_LOADING),
         "lock": lock_digest(),
         "params": settings.query_log.model_dump(mode="json"),
         "query_log": facts.query_log_sha256,
+        "filter_keys": facts.filter_keys,
     }
     if name == "queries":
         inputs["embedder"] = facts.embedder_id
@@ -108,13 +111,29 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
 
 
 @cache
-def code_digest(places: tuple[str, ...]) -> str:
-    """A digest of the source of files and folders of this checkout."""
-    files: list[Path] = []
-    for place in places:
-        path = ROOT / place
-        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return _digest_of((str(file.relative_to(ROOT)), file.read_bytes()) for file in files)
+def code_digest(file: Path) -> str:
+    """A digest of a source file and of every file of this checkout that it imports, directly or through others."""
+    found = {file}
+    waiting = [file]
+    while waiting:
+        fresh = _imported_files(waiting.pop()) - found
+        found |= fresh
+        waiting += fresh
+    named = sorted((str(path.relative_to(ROOT)), path.read_bytes()) for path in found)
+    return sha256(b"".join(f"{name}:{sha256(data)};".encode() for name, data in named))[:16]
+
+
+@cache
+def _imported_files(file: Path) -> set[Path]:
+    """The files of this checkout that a file imports, also inside functions."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    places = {ROOT / module.replace(".", "/") for module in modules}
+    return {path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()}
 
 
 @cache
@@ -139,14 +158,6 @@ def _contract_digest(stage: Stage) -> str:
         "reads": stage.reads,
     }
     return sha256(canonical_json(parts))[:16]
-
-
-def _source_file(stage: Stage) -> Path:
-    return Path(inspect.getsourcefile(stage.run) or "").resolve()
-
-
-def _digest_of(named: Iterable[tuple[str, bytes]]) -> str:
-    return sha256(b"".join(f"{name}:{sha256(data)};".encode() for name, data in named))[:16]
 
 
 def _short(value: object) -> str:

@@ -14,6 +14,7 @@ from checkpoints.corpora import load_snapshot
 from checkpoints.digests import sha256
 from checkpoints.run import stage_entry
 from checkpoints.store import Store
+from contracts.corpus import CorpusSnapshot
 from contracts.errors import ChangedRunError, InputError
 from contracts.manifest import RunPlan, StagePlan
 from flows.fingerprint import Facts, difference, loaded_inputs, lock_digest, package_versions, stage_inputs
@@ -42,7 +43,7 @@ def plan_run(store: Store, settings: Settings, query_log: Path, run_id: str, sna
     """
     snapshot = load_snapshot(store, snapshot_id)
     data = read_query_log_bytes(query_log)
-    log = load_query_log(query_log, settings.query_log)
+    log = open_query_log(query_log, settings, snapshot)
     shards = _shards(log.queries.num_rows, settings)
     facts = Facts(
         snapshot_id=snapshot_id,
@@ -50,6 +51,7 @@ def plan_run(store: Store, settings: Settings, query_log: Path, run_id: str, sna
         embedder_id=embedder_id(settings, snapshot),
         plan_digest=plan_digest(settings),
         query_log_sha256=sha256(data),
+        filter_keys=snapshot.filter_keys,
         shards=shards,
     )
     return RunPlan(
@@ -70,6 +72,12 @@ def plan_run(store: Store, settings: Settings, query_log: Path, run_id: str, sna
         lock_sha256=lock_digest(),
         parent_run_id=None,
     )
+
+
+def open_query_log(path: Path, settings: Settings, snapshot: CorpusSnapshot) -> QueryLog:
+    """A query log, read as a run over this snapshot reads it."""
+    precomputed = settings.embedder.provider == "precomputed"
+    return load_query_log(path, settings.query_log, filter_keys=snapshot.filter_keys, with_vectors=precomputed)
 
 
 def read_query_log_bytes(path: Path) -> bytes:
@@ -166,12 +174,14 @@ def check_unchanged(store: Store, plan: RunPlan) -> Settings:
 
 
 def _facts(store: Store, settings: Settings, plan: RunPlan) -> Facts:
+    snapshot = load_snapshot(store, plan.snapshot_id)
     return Facts(
         snapshot_id=plan.snapshot_id,
         cross_encoder_id=cross_encoder_id(settings),
-        embedder_id=embedder_id(settings, load_snapshot(store, plan.snapshot_id)),
+        embedder_id=embedder_id(settings, snapshot),
         plan_digest=plan_digest(settings),
         query_log_sha256=plan.query_log_sha256,
+        filter_keys=snapshot.filter_keys,
         shards=plan.shards,
     )
 

@@ -12,8 +12,7 @@ from typing import Any
 from prefect import flow, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import TaskRun
-from prefect.states import State
+from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task, exponential_backoff
 
 from checkpoints.run import load_plan, verdict
@@ -41,7 +40,7 @@ def prefect_step(session: Session) -> Step:
     return step
 
 
-def as_task(name: str, body: Callable[[], Any]) -> Task[[], Any]:
+def as_task(name: str, body: Callable[[], None]) -> Task[[], None]:
     """A task of dartflow's kind: no cache, no persisted result, retries for transient errors alone."""
     return task(
         name=name,

@@ -22,18 +22,16 @@ from loading.corpus_file import CorpusParams
 from loading.query_log import QueryLogParams
 from models.cross_encoder import CrossEncoderParams
 from models.embedder import EmbedderParams
-from stages import (
-    blended_rerank,
-    context,
-    crag_grading,
-    distance_matrices,
-    family_rescue,
-    greedy_selection,
-    log_normal,
-    oversample,
-    rrf_merge,
-    sparse_search,
-)
+from stages.blended_rerank import Params as BlendedRerankParams
+from stages.context import Params as ContextParams
+from stages.crag_grading import Params as CragGradingParams
+from stages.distance_matrices import Params as DistanceMatricesParams
+from stages.family_rescue import Params as FamilyRescueParams
+from stages.greedy_selection import Params as GreedySelectionParams
+from stages.log_normal import Params as LogNormalParams
+from stages.oversample import Params as OversampleParams
+from stages.rrf_merge import Params as RrfMergeParams
+from stages.sparse_search import Params as SparseSearchParams
 
 PREFIX = "DARTFLOW_"
 
@@ -74,16 +72,16 @@ class Settings(Params):
     cross_encoder: CrossEncoderParams = Field(default_factory=CrossEncoderParams)
     run: RunParams = Field(default_factory=RunParams)
     executor: ExecutorParams = Field(default_factory=ExecutorParams)
-    oversample: oversample.Params = Field(default_factory=oversample.Params)
-    distance_matrices: distance_matrices.Params = Field(default_factory=distance_matrices.Params)
-    log_normal: log_normal.Params = Field(default_factory=log_normal.Params)
-    greedy_selection: greedy_selection.Params = Field(default_factory=greedy_selection.Params)
-    sparse_search: sparse_search.Params = Field(default_factory=sparse_search.Params)
-    rrf_merge: rrf_merge.Params = Field(default_factory=rrf_merge.Params)
-    family_rescue: family_rescue.Params = Field(default_factory=family_rescue.Params)
-    blended_rerank: blended_rerank.Params = Field(default_factory=blended_rerank.Params)
-    crag_grading: crag_grading.Params = Field(default_factory=crag_grading.Params)
-    context: context.Params = Field(default_factory=context.Params)
+    oversample: OversampleParams = Field(default_factory=OversampleParams)
+    distance_matrices: DistanceMatricesParams = Field(default_factory=DistanceMatricesParams)
+    log_normal: LogNormalParams = Field(default_factory=LogNormalParams)
+    greedy_selection: GreedySelectionParams = Field(default_factory=GreedySelectionParams)
+    sparse_search: SparseSearchParams = Field(default_factory=SparseSearchParams)
+    rrf_merge: RrfMergeParams = Field(default_factory=RrfMergeParams)
+    family_rescue: FamilyRescueParams = Field(default_factory=FamilyRescueParams)
+    blended_rerank: BlendedRerankParams = Field(default_factory=BlendedRerankParams)
+    crag_grading: CragGradingParams = Field(default_factory=CragGradingParams)
+    context: ContextParams = Field(default_factory=ContextParams)
 
 
 def load_settings(

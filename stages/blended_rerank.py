@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import re2
 from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
@@ -40,7 +40,8 @@ class Params(BaseParams):
 
     Attributes:
         enabled: off, candidates keep the order of family_rescue and no model is asked; `score` is then
-            the retrieval part (see `scores_in_order`). The selection under coverage stays.
+            the retrieval part (see `scores_in_order`), the others are null or 0. The selection under
+            coverage stays.
         cross_encoder_weight, retrieval_weight, lexical_weight: shares of the three parts, >= 0 and not
             all 0; rescaled to sum to 1, without a cross-encoder those of the other two. At 0 a part is
             shown but does not count; the larger one is, the more the order follows that part alone.
@@ -55,7 +56,8 @@ class Params(BaseParams):
         near_duplicate: cosine in (0, 1] from which a passage is a copy of a picked one and is passed
             over; low values leave slots empty, 1 only drops equal embeddings, None switches it off.
         normalisation: `absolute` leaves the parts as they are, so that scores mean the same for every
-            query; `min_max` stretches each part over the candidates of a query, so that they do not.
+            query; `min_max` stretches each part over the candidates of a query, so that they do not,
+            and a grade taken from them is relative too.
     """
 
     enabled: bool = True
@@ -85,18 +87,30 @@ _QUOTED = re.compile(
     r"""|(?<!\w)['\u2018](?=\S)([^'\u2018\u2019]+)['\u2019](?!\w)"""  # a quotation mark, not an apostrophe
 )
 _AROUND = "([{<>}])\"'“”„\u2018\u2019«»`,;:!?…"
-_ABBREVIATION = re2.compile(r"^\pL(\.\pL)+$")
-_MADE_UP = (
-    r"\pL\S*\pN|\pN\S*\pL",  # letters with digits: ERR-4102, v1.21, x509
-    r"[\pL\pN_][.:=@\\_]{1,2}[\pL\pN_]*\pL|\pL[.:=@\\_]{1,2}[\pL\pN_]",  # spec.nodeName, max_tokens, key=value
-    r"^[/~].*\pL|/.*/",  # /etc/hosts, docs/tasks/run; but not and/or
-    r"^-\pL$|^--\pL|^[$@#]\pL|^#\pN",  # -v, --dry-run, $HOME, #1234
-    r"\p{Ll}\p{Lu}",  # ClusterRole, eBPF
-    r"^\p{Lu}+(-\p{Lu}+)+$",  # ERR-TIMEOUT; but not Jean-Paul and not well-known
-    r"^\pL(\+\+|#)$",  # C++
-    r"\pN[-.:/]\pN+[-.:/]\pN",  # 10.0.0.1, 2021-07-22; but not 3.5 and not 10:30
+_ABBREVIATION = re.compile(r"[^\W\d_](\.[^\W\d_])+")
+_MADE_UP = re.compile(
+    r"\w(?:[.:=@\\]{1,2}|_)\w"  # spec.nodeName, std::move, max_tokens, key=value
+    r"|^[/~]|/.*/"  # /etc/hosts, docs/tasks/run; but not and/or
+    r"|^-\w$|^--\w|^[$@#.]\w"  # -v, --dry-run, $HOME, .gitignore
+    r"|^\w(?:\+\+|#)$"  # C++
 )
-_IDENTIFIER = re2.compile("|".join(_MADE_UP))
+_CAPITALS = re.compile(r"[^\W\d_]+(-[^\W\d_]+)+")  # ERR-TIMEOUT
+_NUMBERS = re.compile(r"\d[-.:/]\d+[-.:/]\d|^#\d")  # 10.0.0.1, 2021-07-22, #1234; but not 3.5 and not 10:30
+
+
+def _looks_made_up(word: str) -> bool:
+    """Whether a word looks like a name that a machine gave or reads."""
+    if word.isalpha() and (word.islower() or word.istitle() or word.isupper()):
+        return False  # nearly every word
+    if not any(map(str.isalpha, word)):
+        return _NUMBERS.search(word) is not None
+    if any(map(str.isdigit, word)):
+        return True
+    if any(left.islower() and right.isupper() for left, right in pairwise(word)):
+        return True
+    if word.isupper() and _CAPITALS.fullmatch(word):
+        return True
+    return _MADE_UP.search(word) is not None and not _ABBREVIATION.fullmatch(word)
 
 
 def exact_tokens(text: str) -> tuple[str, ...]:
@@ -108,17 +122,17 @@ def exact_tokens(text: str) -> tuple[str, ...]:
     they name) and hyphenated words are not: `kube-apiserver` cannot be told from `well-known`; who
     means it exactly puts it in quotation marks. Inside quotation marks no further token is looked for.
     """
-    quoted = [next(filter(None, groups)).strip().rstrip(".,;") for groups in _QUOTED.findall(text)]
+    quoted = [next(filter(None, groups)).strip().rstrip(".,;").rstrip() for groups in _QUOTED.findall(text)]
     words = [word.lstrip(_AROUND).rstrip(_AROUND + ".") for word in _QUOTED.sub(" ", text).split()]
-    named = [word for word in words if _IDENTIFIER.search(word) and not _ABBREVIATION.search(word)]
+    named = [word for word in words if _looks_made_up(word)]
     return tuple(dict.fromkeys(token for token in (*quoted, *named) if token))
 
 
-def _standing_alone(token: str) -> str:
-    """A pattern for a token that no letter, digit or underscore continues: ERR-410 is not in ERR-4102."""
-    before = r"(?:^|[^\pL\pN_])" if token[0].isalnum() or token[0] == "_" else ""
-    after = r"(?:$|[^\pL\pN_])" if token[-1].isalnum() or token[-1] == "_" else ""
-    return f"{before}{re2.escape(token)}{after}"
+def _standing_alone(token: str) -> re.Pattern[str]:
+    """Finds a token that no letter, digit or underscore continues: ERR-410 is not in ERR-4102."""
+    before = r"(?<!\w)" if re.match(r"\w", token) else ""
+    after = r"(?!\w)" if re.search(r"\w$", token) else ""
+    return re.compile(f"{before}{re.escape(token)}{after}")
 
 
 def exact_shares(texts: Sequence[str], candidates: Ragged, corpus: Corpus) -> Array:
@@ -137,7 +151,10 @@ def exact_shares(texts: Sequence[str], candidates: Ragged, corpus: Corpus) -> Ar
         part = slice(candidates.offsets[query], candidates.offsets[query + 1])
         own = passages.take(pa.array(np.searchsorted(concerned, candidates.values[part])))
         for token in found:
-            shares[part] += as_numpy(pc.match_substring_regex(own, _standing_alone(token)))
+            there = as_numpy(pc.match_substring(own, token)).copy()
+            pattern = _standing_alone(token)  # for the few passages that hold the token at all
+            there[there] = [bool(pattern.search(text)) for text in own.filter(pa.array(there)).to_pylist()]
+            shares[part] += there
         shares[part] /= len(found)
     return shares
 

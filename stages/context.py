@@ -41,11 +41,16 @@ class Params(BaseParams):
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _dispensable(serves: Array, present: Array, kept: Array, start: int, end: int) -> int:
-    """The lowest-ranked kept passage that no family needs: each it serves is served by another; -1 for none."""
+    """The lowest-ranked passage that no family needs, restored ones before kept ones; -1 for none.
+
+    No family needs a passage when each that it serves is served by another.
+    """
     served = (serves[start:end] & present[start:end].reshape(-1, 1)).sum(axis=0)
-    for place in range(end - 1, start - 1, -1):
-        if kept[place] and present[place] and not (serves[place] & (served < 2)).any():  # noqa: PLR2004 - itself
-            return place
+    for stayed in (False, True):
+        for place in range(end - 1, start - 1, -1):
+            candidate = present[place] and kept[place] == stayed
+            if candidate and not (serves[place] & (served < 2)).any():  # noqa: PLR2004 - itself and another
+                return place
     return -1
 
 
@@ -55,9 +60,10 @@ def restore_families(
 ) -> tuple[Array, Array]:
     """Brings back, for each required family without a passage, the best-ranked one that grading removed.
 
-    Families come in plan order. Where every slot is taken the lowest-ranked kept passage makes place,
-    unless it is the only one of a required family. With at least as many slots as required families
-    there is always one that can: those that cannot, and those that came back, stand for a family each.
+    Families come in plan order. Where every slot is taken the lowest-ranked passage makes place that is
+    not the only one of a required family: one that came back for a family that is served again goes
+    before a kept one. With at least as many slots as required families there is always one that can,
+    since each of the others stands for a family of its own.
 
     Args:
         offsets: (queries + 1,) int64, the passages of each query, in rank order.
@@ -92,6 +98,7 @@ def restore_families(
                     present[back] = False
                     continue
                 present[leaver] = False
+                restored_for[leaver] = -1
             restored_for[back] = family
     return present, restored_for
 

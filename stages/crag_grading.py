@@ -141,7 +141,7 @@ def rewrite_queries(texts: Sequence[str], corpus: Corpus, terms: int) -> list[st
             for term in terms_of[word]:
                 word_of.setdefault(term, word)
         rarest = sorted(word_of, key=lambda term: int(frequencies[term]))[:terms]
-        rewritten.append(" ".join(dict.fromkeys(word_of[term] for term in rarest)))
+        rewritten.append(" ".join(word_of[term] for term in rarest))
     return rewritten
 
 

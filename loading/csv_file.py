@@ -1,0 +1,76 @@
+"""CSV files with a header, read so that every row keeps its line number and no bad byte is lost."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from contracts.errors import InputError
+from loading.lines import BadLine, Records, readable
+
+# Larger fields than the csv module allows by itself; an unclosed quote still ends somewhere.
+_FIELD_CHARACTERS = 2**24
+# What "surrogateescape" makes of bytes that are not UTF-8; no decoded text holds one otherwise.
+_UNDECODED = re.compile("[\udc80-\udcff]")
+
+
+def read_csv(path: Path) -> Records:
+    """Rows of a CSV file with a header; a quoted field may hold line breaks, and a row's number is its first line's."""
+    csv.field_size_limit(_FIELD_CHARACTERS)
+    records = Records("csv")
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        seen: list[str] = []
+
+        def remembered() -> Iterator[str]:
+            for line in file:
+                seen.append(line)
+                yield line
+
+        reader = csv.reader(remembered(), strict=True)
+        header: list[str] | None = None
+        number = 1
+        while True:
+            seen.clear()
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return records
+            except csv.Error as error:
+                records.bad.append(BadLine(number, "invalid", f"not CSV: {error}", _original(seen)))
+                fields = None
+            start, number = number, number + len(seen)
+            if fields is None:
+                continue
+            if header is None:
+                header = _csv_header(path, fields)
+                continue
+            _add_csv_row(records, header, fields, start, _original(seen))
+
+
+def _original(lines: list[str]) -> str:
+    return readable("".join(lines).encode("utf-8", "surrogateescape").rstrip(b"\r\n"))
+
+
+def _csv_header(path: Path, fields: list[str]) -> list[str]:
+    if len(set(fields)) != len(fields) or any(_UNDECODED.search(name) for name in fields) or not fields:
+        raise InputError(
+            f"{path}, line 1",
+            "the header is not usable",
+            got=readable(",".join(fields).encode("utf-8", "surrogateescape")),
+            want="UTF-8 names, each once",
+            next_step="Correct the first line of the file.",
+        )
+    return fields
+
+
+def _add_csv_row(records: Records, header: list[str], fields: list[str], number: int, original: str) -> None:
+    if not any(fields):
+        records.bad.append(BadLine(number, "empty", "an empty line", original))
+    elif any(_UNDECODED.search(value) for value in fields):
+        records.bad.append(BadLine(number, "undecodable", "not UTF-8", original))
+    elif len(fields) != len(header):
+        records.bad.append(BadLine(number, "invalid", f"got {len(fields)} fields, want {len(header)}", original))
+    else:
+        records.add(number, {name: value or None for name, value in zip(header, fields, strict=True)})

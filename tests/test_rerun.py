@@ -1,0 +1,129 @@
+"""A rerun computes what changed and what depends on it, borrows the rest, and trusts nothing unproven."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stages.pipeline import LOADED, numbered_stages
+from tests.example import RUN, manifests_of
+
+STAGES = [*LOADED, *(stage.name for _, stage in numbered_stages())]
+BEHIND_LOG_NORMAL = {
+    "log_normal", "greedy_selection", "rrf_merge", "family_rescue", "blended_rerank", "crag_grading", "context",
+}  # fmt: skip
+BEHIND_RRF_MERGE = {"rrf_merge", "family_rescue", "blended_rerank", "crag_grading", "context"}
+
+
+def _computed(dry_run: dict) -> set[str]:
+    return {row["stage"] for row in dry_run["stages"] if row["computed"]}
+
+
+def _check_against_manifests(store: Path, run: str, computed: set[str]) -> None:
+    for stage in STAGES:
+        found = manifests_of(store, run, stage)
+        assert found, stage
+        for manifest, before in zip(found, manifests_of(store, RUN, stage), strict=True):
+            if stage in computed:
+                assert manifest.borrowed_from is None
+                assert manifest.file.startswith(f"runs/{run}/")
+            else:
+                assert manifest.borrowed_from == RUN
+                assert (manifest.file, manifest.sha256) == (before.file, before.sha256)
+
+
+def test_a_changed_setting_recomputes_its_stage_and_what_depends_on_it(dartflow):
+    planned = dartflow.json("rerun", RUN, "--set", "log_normal.sigma=0.2", "--dry-run")
+    assert [row["stage"] for row in planned["stages"]] == STAGES
+    assert _computed(planned) == BEHIND_LOG_NORMAL
+    because = {row["stage"]: row["because"] for row in planned["stages"]}
+    assert because["log_normal"] == "changed: sigma: 0.1 -> 0.2"
+    assert because["greedy_selection"] == "reads log_normal, which is computed again"
+    shards = {row["computed"] + row["borrowed"] for row in planned["stages"] if row["stage"] == "context"}
+    assert shards == {3}
+
+    status, _, _ = dartflow("rerun", RUN, "--set", "log_normal.sigma=0.2", "--run-id", "wider", "--without-prefect")
+    assert status == 3
+    _check_against_manifests(dartflow.store, "wider", BEHIND_LOG_NORMAL)
+
+
+def test_from_a_stage_recomputes_it_and_what_depends_on_it(dartflow):
+    planned = dartflow.json("rerun", RUN, "--from", "rrf_merge", "--dry-run")
+    assert _computed(planned) == BEHIND_RRF_MERGE
+    status, _, _ = dartflow("rerun", RUN, "--from", "rrf_merge", "--run-id", "again", "--without-prefect")
+    assert status == 3
+    _check_against_manifests(dartflow.store, "again", BEHIND_RRF_MERGE)
+    for stage in STAGES:
+        before, after = manifests_of(dartflow.store, RUN, stage), manifests_of(dartflow.store, "again", stage)
+        assert [m.sha256 for m in before] == [m.sha256 for m in after], "nothing changed, so the bytes are the same"
+        assert [m.key for m in before] == [m.key for m in after]
+
+
+def test_nothing_changed_means_nothing_is_computed(dartflow):
+    assert _computed(dartflow.json("rerun", RUN, "--dry-run")) == set()
+
+
+def test_execution_settings_change_nothing(dartflow):
+    words = ("--set", "executor.workers=1", "--set", "cross_encoder.threads=1")
+    assert _computed(dartflow.json("rerun", RUN, *words, "--dry-run")) == set()
+
+
+def test_a_rerun_of_a_rerun_names_the_run_that_computed(dartflow):
+    dartflow("rerun", RUN, "--from", "context", "--run-id", "second", "--without-prefect")
+    dartflow("rerun", "second", "--from", "context", "--run-id", "third", "--without-prefect")
+    assert {m.borrowed_from for m in manifests_of(dartflow.store, "third", "oversample")} == {RUN}
+
+
+@pytest.mark.parametrize("stage", ["queries", "sparse_search", "family_searches"])
+def test_one_flipped_byte_in_a_borrowed_file_is_refused_by_name(dartflow, stage):
+    file = manifests_of(dartflow.store, RUN, stage)[0].file
+    path = dartflow.store / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    status, out, err = dartflow("rerun", RUN, "--from", "rrf_merge", "--run-id", "refused", "--without-prefect")
+    assert status == 1
+    assert f"{file}: is not what was committed" in err
+    assert "Traceback" not in out + err
+    assert manifests_of(dartflow.store, "refused", "rrf_merge") == []
+    assert dartflow.json("status", "refused")["verdict"] == "failed"
+
+    status, out, _ = dartflow("verify", RUN)
+    assert status == 1
+    assert f"{stage}/part-00000: {file}: is not what was committed" in out
+
+
+def test_resume_keeps_what_is_finished_and_computes_the_rest(dartflow):
+    kept = manifests_of(dartflow.store, RUN, "rrf_merge")
+    whole = [m.sha256 for m in manifests_of(dartflow.store, RUN, "context")]
+    for folder in ("08-blended_rerank", "10-context"):
+        (dartflow.store / "runs" / RUN / folder / "part-00001.json").unlink()
+    assert dartflow.json("status", RUN)["verdict"] == "interrupted"
+    status, _, _ = dartflow("resume", RUN, "--without-prefect")
+    assert status == 3
+    assert manifests_of(dartflow.store, RUN, "rrf_merge") == kept
+    assert [m.sha256 for m in manifests_of(dartflow.store, RUN, "context")] == whole
+
+
+def test_resume_refuses_when_what_stands_behind_the_run_has_changed(dartflow):
+    plan = dartflow.store / "runs" / RUN / "run.json"
+    changed = json.loads(plan.read_text())
+    next(e for e in changed["stages"] if e["stage"] == "rrf_merge")["inputs"]["code"] = "0123456789abcdef"
+    plan.write_text(json.dumps(changed))
+    status, _, err = dartflow("resume", RUN, "--without-prefect")
+    assert status == 1
+    assert "stage rrf_merge: has changed since the run was planned: got code: 0123456789abcdef -> " in err
+    assert f"dartflow rerun {RUN}" in err
+
+
+def test_resume_refuses_a_query_log_that_changed(dartflow, tmp_path):
+    (dartflow.store / "runs" / RUN / "00-queries" / "part-00000.json").unlink()
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"query_id": "1", "text": "other"}\n')
+    plan = dartflow.store / "runs" / RUN / "run.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"query_log": str(log)}))
+    status, _, err = dartflow("resume", RUN, "--without-prefect")
+    assert status == 1
+    assert "the query log has changed since the run was planned" in err
