@@ -52,7 +52,11 @@ class Distances(Row):
 
 
 class LogProbabilities(Row):
-    """What log_normal writes: log densities in the layout of `Distances`."""
+    """What log_normal writes: log densities in the layout of `Distances`.
+
+    `log_probability_at_zero` is the density at distance 0, of a candidate to itself: the diagonal that
+    the triangle leaves out.
+    """
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Unique("query_id"),
@@ -60,6 +64,7 @@ class LogProbabilities(Row):
     )
 
     query_id: Text
+    log_probability_at_zero: float
     query_log_probabilities: list[float]
     document_log_probabilities: list[float]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import faiss
+from threadpoolctl import threadpool_limits
 
 from flows.settings import ExecutorParams
 
@@ -32,14 +33,9 @@ def map_shards(
         report: told how many shards are done, after each.
     """
     workers = min(params.workers or os.cpu_count() or 1, max(len(shards), 1))
-    # Shards are the parallel unit: FAISS threads inside them would only fight for the same cores.
-    faiss.omp_set_num_threads(1 if workers > 1 else os.cpu_count() or 1)
-    if workers == 1:
-        for done, shard in enumerate(shards, start=1):
-            work(shard)
-            report(done)
-        return
-    with ThreadPoolExecutor(workers, thread_name_prefix="shard") as pool:
+    # Shards are the parallel unit: threads of BLAS and FAISS inside them would only fight for the same cores.
+    faiss.omp_set_num_threads(1)
+    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers, thread_name_prefix="shard") as pool:
         futures = [pool.submit(work, shard) for shard in shards]
         try:
             for done, future in enumerate(futures, start=1):

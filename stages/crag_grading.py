@@ -53,8 +53,8 @@ class Params(BaseParams):
     """
 
     enabled: bool = True
-    upper: Annotated[float, Ge(0), Le(1)] = 0.5
-    lower: Annotated[float, Ge(0), Le(1)] = 0.05
+    upper: Annotated[float, Ge(0), Le(1)] = 0.9
+    lower: Annotated[float, Ge(0), Le(1)] = 0.01
     corrective_depth: Annotated[int, Ge(1)] = 50
     corrective_terms: Annotated[int, Ge(1)] = 6
     corrective_limit: Annotated[int, Ge(1)] = 5

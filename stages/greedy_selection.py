@@ -44,7 +44,7 @@ class Params(BaseParams):
             what has been picked.
     """
 
-    k: Annotated[int, Ge(1)] = 10
+    k: Annotated[int, Ge(1)] = 30
     method: Literal["dartboard", "top_k", "mmr"] = "dartboard"
     relevance_weight: Annotated[float, Ge(0)] = 1.0
     diversity_weight: Annotated[float, Ge(0)] = 1.0
@@ -245,46 +245,12 @@ def log_gains_of(
     return log_gains
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def densities_at_zero(
-    offsets: Array,
-    query_distances: Array,
-    query_log_densities: Array,
-    pair_offsets: Array,
-    document_distances: Array,
-    document_log_densities: Array,
-) -> Array:
-    """(queries,) float64: l(0) of each query, which the triangles leave out with their diagonals.
-
-    A log density falls in a straight line over the squared distance. So l(0) is read off where a distance
-    is 0, and else lies on the line through the nearest and the farthest pair of the query, whatever the
-    other queries are. All distances equal and not 0 (a single candidate) leave it open: then l of that
-    distance stands in, which changes no pick and makes the score of the first a lower bound.
-    """
-    result = np.zeros(len(offsets) - 1, np.float64)
-    for query in range(len(result)):
-        items, pairs = slice(offsets[query], offsets[query + 1]), slice(pair_offsets[query], pair_offsets[query + 1])
-        distances = np.concatenate((query_distances[items], document_distances[pairs])).astype(np.float64)
-        log_densities = np.concatenate((query_log_densities[items], document_log_densities[pairs]))
-        if len(distances) == 0:
-            continue
-        near, far = np.argmin(distances), np.argmax(distances)
-        from_zero, between = distances[near] ** 2, distances[far] ** 2 - distances[near] ** 2
-        result[query] = log_densities[near]
-        if from_zero > 0.0 and between > 0.0:
-            result[query] += (log_densities[near] - log_densities[far]) * from_zero / between
-    return result
-
-
 def _select(log_normal: pa.Table, distance_matrices: pa.Table, params: Params) -> tuple[Array, Array]:
     """Picks and log gains by the method of the settings, as `dartboard` gives them."""
     near, far = ragged(distance_matrices, "query_distances"), ragged(distance_matrices, "document_distances")
     query_log_densities = ragged(log_normal, "query_log_probabilities").numpy_values()
     document_log_densities = ragged(log_normal, "document_log_probabilities").numpy_values()
-    at_zero = densities_at_zero(
-        near.offsets, near.numpy_values(), query_log_densities,
-        far.offsets, far.numpy_values(), document_log_densities,
-    )  # fmt: skip
+    at_zero = as_numpy(column(log_normal, "log_probability_at_zero"))
     board = (near.offsets, query_log_densities, far.offsets, document_log_densities, at_zero)
     weights = (params.relevance_weight, params.diversity_weight)
     k = min(params.k, int(near.lengths.max(initial=0)))

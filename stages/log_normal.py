@@ -61,6 +61,7 @@ def log_normal_table(*, distance_matrices: pa.Table, params: Params) -> StageOut
         LogProbabilities,
         {
             "query_id": distance_matrices.column("query_id"),
+            "log_probability_at_zero": log_normal(np.zeros(len(distance_matrices), np.float32), params.sigma),
             "query_log_probabilities": Ragged(queries.offsets, log_normal(queries.numpy_values(), params.sigma)),
             "document_log_probabilities": Ragged(documents.offsets, log_normal(documents.numpy_values(), params.sigma)),
         },

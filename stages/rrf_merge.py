@@ -46,11 +46,11 @@ class Params(BaseParams):
         limit: how many fused candidates come out for each query, >= 1.
     """
 
-    greedy_selection_weight: Weight = 1.0
+    greedy_selection_weight: Weight = 0.4
     sparse_search_weight: Weight = 1.0
-    rank_constant: Annotated[int, Ge(1), Le(_LARGEST_CONSTANT)] = 60
+    rank_constant: Annotated[int, Ge(1), Le(_LARGEST_CONSTANT)] = 5
     rank_window: Count = 100
-    limit: Count = 50
+    limit: Count = 100
 
     @model_validator(mode="after")
     def _some_list_takes_part(self) -> Params:

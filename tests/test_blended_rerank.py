@@ -150,8 +150,8 @@ def test_a_blended_score_is_the_stated_sum_of_its_parts():
         {(text, "pods restart on ERR-4102 often"): 1.5, (text, "Pods\nrestart policy"): -0.5}
     )
     first, second = only(rerank(corpus, inputs, cross_encoder))
-    # Terms of the query: why, pods, restart, err, 4102. Chunk a has four of the five, b has one: its
-    # title is not in the keyword index of this corpus. Best possible is 2/61: half of it for rank 1.
+    # Terms of the query: why, pods, restart, err, 4102. Chunk a has four of the five, b has two, one of
+    # them in its title. Best possible is 2/61: half of it for rank 1.
     assert first == {
         "rank": 1,
         "chunk_id": "a",
@@ -164,7 +164,7 @@ def test_a_blended_score_is_the_stated_sum_of_its_parts():
         "rescued": False,
         "selected_rank": 1,
     }
-    assert second["score"] == pytest.approx(0.4 * sigmoid(-0.5) + 0.3 * 0.5 + 0.3 * (1 / 5), abs=1e-12)
+    assert second["score"] == pytest.approx(0.4 * sigmoid(-0.5) + 0.3 * 0.5 + 0.3 * (2 / 5), abs=1e-12)
     assert cross_encoder.calls == [[(text, "Pods\nrestart policy"), (text, "pods restart on ERR-4102 often")]]
 
 

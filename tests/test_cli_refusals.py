@@ -110,7 +110,12 @@ def test_queries_of_another_model_than_the_corpus_are_refused(dartflow):
 
 def test_bad_log_lines_become_dead_letters_with_their_original(dartflow):
     status = dartflow.json("status", RUN)
-    assert (status["verdict"], status["log_lines"], status["distinct_queries"], status["dead_letters"]) == ("partial", 200, 89, 5)
+    assert (status["verdict"], status["log_lines"], status["distinct_queries"], status["dead_letters"]) == (
+        "partial",
+        200,
+        89,
+        5,
+    )
     letters = [
         json.loads(line)
         for line in (dartflow.store / "runs" / RUN / "dead_letters" / "log_lines.jsonl").read_text().splitlines()

@@ -47,6 +47,10 @@ PLAN = EvidencePlan(
 )
 
 
+# The bands that the cases below are worked out with.
+BANDS = {"upper": 0.5, "lower": 0.05}
+
+
 def logit(probability: float) -> float:
     """The logit that a sigmoid turns into this probability."""
     return math.log(probability / (1 - probability))
@@ -120,7 +124,7 @@ def grade(
     }
     keyword_search = corpus.keyword_search(1.5, 0.75, 0.25)
     resources = {"corpus": corpus, "keyword_search": keyword_search, "cross_encoder": model, "plan": plan}
-    return STAGE.checked_run(inputs, resources, Params(**settings_of))
+    return STAGE.checked_run(inputs, resources, Params(**(BANDS | settings_of)))
 
 
 def passages(output: StageOutput, query: int = 0) -> list[tuple[str, str, bool, str]]:

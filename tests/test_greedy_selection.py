@@ -17,7 +17,7 @@ from scipy.special import logsumexp
 from contracts.candidates import Candidates, Distances, LogProbabilities, Selection
 from contracts.table import check_table, schema
 from stages import distance_matrices, log_normal, oversample
-from stages.greedy_selection import STAGE, Params, dartboard, densities_at_zero, log_gains_of, mmr
+from stages.greedy_selection import STAGE, Params, dartboard, log_gains_of, mmr
 from tests.corpora import make_corpus, make_queries, unit
 
 seeds = st.integers(0, 2**32 - 1)
@@ -332,23 +332,6 @@ def test_relevance_weight_zero_looks_at_the_query_for_the_first_pick_alone():
     turned.query[1:] = turned.query[1:][::-1]
     assert board.picks(8, relevance=0)[0] == turned.picks(8, relevance=0)[0]
     assert board.picks(30, relevance=1e6)[0] == list(range(board.count)) + [-1] * (30 - board.count)
-
-
-@given(seeds, st.floats(0.003, 3))
-@settings(max_examples=80, deadline=None)
-def test_the_density_at_distance_zero_is_found_from_the_distances(seed, sigma):
-    board = random_board(seed, count=2 + seed % 12, dimension=16)
-    offsets, pair_offsets = board.layout
-    _, log_query, _, log_pairs, (peak,) = board.arguments(sigma)
-    (found,) = densities_at_zero(offsets, board.query, log_query, pair_offsets, board.pairs, log_pairs)
-    largest = max(abs(log_query).max(), abs(log_pairs).max())
-    assert found == pytest.approx(peak, abs=1e-9 * (1 + largest))
-
-
-def test_the_density_of_a_single_candidate_stands_in_for_the_density_at_zero():
-    none = np.zeros(0)
-    found = densities_at_zero(np.array([0, 1, 1]), np.array([0.4]), np.array([-6.0]), np.zeros(3, np.int64), none, none)
-    assert found.tolist() == [-6.0, 0.0]
 
 
 def test_the_baselines_on_a_near_duplicate_triple():

@@ -90,3 +90,15 @@ def test_an_empty_table_works():
 def test_a_sigma_that_is_not_a_positive_number_is_refused(sigma):
     with pytest.raises(ValidationError):
         Params(sigma=sigma)
+
+
+def test_the_density_at_distance_zero_is_written_for_every_query():
+    written = run(
+        [
+            {"query_id": "a", "query_distances": [0.25], "document_distances": []},
+            {"query_id": "b", "query_distances": [], "document_distances": []},
+        ],
+        sigma=0.1,
+    ).table
+    # -ln 0.1 - ln(2 pi) / 2 = 2.302585 - 0.918939
+    assert written.column("log_probability_at_zero").to_pylist() == pytest.approx([1.383647, 1.383647], abs=1e-6)

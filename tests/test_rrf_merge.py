@@ -25,6 +25,10 @@ KEYWORD = ["reset", "billing", "password"]
 VECTOR = ["password", "reset", "security"]
 
 
+# Both lists alike, and the constant of the paper: what the worked examples are about.
+EQUAL = {"greedy_selection_weight": 1.0, "sparse_search_weight": 1.0, "rank_constant": 60, "limit": 50}
+
+
 def items(ids):
     return [{"rank": rank, "chunk_id": chunk_id, "score": -float(rank)} for rank, chunk_id in enumerate(ids, start=1)]
 
@@ -46,7 +50,7 @@ def sparse(*lists, outcomes=None):
 
 
 def merge(first, second, **params):
-    return STAGE.checked_run({"greedy_selection": first, "sparse_search": second}, {}, Params(**params))
+    return STAGE.checked_run({"greedy_selection": first, "sparse_search": second}, {}, Params(**(EQUAL | params)))
 
 
 def fused(output, row=0):
@@ -385,7 +389,9 @@ def test_empty_tables_and_empty_lists_work():
 
 def test_a_slice_of_a_shard_gives_the_same_as_its_queries_alone():
     tables = greedy(["a", "b"], VECTOR, ["c"]), sparse(["b"], KEYWORD, [])
-    part = rrf_merge_table(greedy_selection=tables[0].slice(1, 1), sparse_search=tables[1].slice(1, 1), params=Params())
+    part = rrf_merge_table(
+        greedy_selection=tables[0].slice(1, 1), sparse_search=tables[1].slice(1, 1), params=Params(**EQUAL)
+    )
     assert part.table.equals(merge(*tables).table.slice(1, 1))
 
 

@@ -190,18 +190,29 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_alone(tmp_path):
         assert len(set(store.read("a/b"))) == 1
 
 
-def test_a_file_is_on_the_disk_before_its_name_shows(tmp_path, monkeypatch):
+def test_a_file_is_on_the_disk_before_its_name_shows_and_so_is_the_name_after(tmp_path, monkeypatch):
     seen = []
     fsync, replace, link = os.fsync, Path.replace, os.link
-    monkeypatch.setattr(os, "fsync", lambda number: (seen.append("sync"), fsync(number))[1])
-    monkeypatch.setattr(Path, "replace", lambda old, new: (seen.append("show"), replace(old, new))[1])
-    monkeypatch.setattr(os, "link", lambda old, new: (seen.append("show"), link(old, new))[1])
+
+    def note(word: str, number: int) -> None:
+        seen.append((word, number))
+
+    monkeypatch.setattr(os, "fsync", lambda file: (note("sync", os.fstat(file).st_ino), fsync(file)))
+    monkeypatch.setattr(Path, "replace", lambda old, new: (note("show", old.stat().st_ino), replace(old, new)))
+    monkeypatch.setattr(os, "link", lambda old, new: (note("show", old.stat().st_ino), link(old, new)))
     store = Store(str(tmp_path))
-    store.write("a", b"x")
-    store.create("b", b"x")
-    first, second = (i for i, word in enumerate(seen) if word == "show")
-    assert seen[first - 1 : first + 2] == ["sync", "show", "sync"]
-    assert seen[second - 1 : second + 2] == ["sync", "show", "sync"]
+    for call, path in ((store.write, "new/deep/a"), (store.create, "new/deep/b"), (store.write, "new/deep/a")):
+        seen.clear()
+        call(path, b"x")
+        file, folder = (tmp_path / path).stat().st_ino, (tmp_path / "new" / "deep").stat().st_ino
+        assert seen[-3:] == [("sync", file), ("show", file), ("sync", folder)]
+
+
+def test_new_folders_are_on_the_disk_too(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
+    Store(str(tmp_path)).write("new/deep/a", b"x")
+    assert {folder.stat().st_ino for folder in (tmp_path, tmp_path / "new", tmp_path / "new" / "deep")} <= set(synced)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_rest(tmp_path):
