@@ -304,7 +304,7 @@ def _start(queries: Path, settings: Settings, run_id: str | None, without_prefec
     from flows.planning import new_run_id, plan_run
 
     store = Store(settings.store)
-    chosen = check_run_id(run_id or new_run_id())
+    chosen = check_run_id(new_run_id() if run_id is None else run_id)
     plan = plan_run(store, settings, queries, chosen, current_snapshot_id(store))
     create_run(store, plan)
     return _carry_out(store, plan, settings, without_prefect)

@@ -31,7 +31,7 @@ def _refused(result: tuple[int, str, str], status: int, *parts: str) -> str:
     error = " ".join(err.split())
     for part in parts:
         assert part in error, error
-    assert re.search(r"error: \w+Error .+: .+\. .+\.$", error), error
+    assert re.search(r"error: \w+Error .+: .+\. .+[.?]$", error), error
     return error
 
 
@@ -48,8 +48,12 @@ EMBEDDED = ("--set", "embedder.provider=precomputed")
         ([_without("text")], (), ("corpus.jsonl", "text")),
         ([GOOD, GOOD], (), ("a#0", "twice")),
         ([{**GOOD, "text": "  "}], (), ("a#0", "text")),
-        ([{**GOOD, "embedding": [1.0, 0.0]}, {**GOOD, "chunk_id": "b", "embedding": [1.0]}], EMBEDDED, ("b", "got 1")),
-        ([{**GOOD, "embedding": [1.0, float("nan")]}], EMBEDDED, ("a#0", "nan")),
+        (
+            [{**GOOD, "embedding": [1.0, 0.0]}, {**GOOD, "chunk_id": "b", "embedding": [1.0]}],
+            EMBEDDED,
+            ("its vector has another width: got 2, want 1",),
+        ),
+        ([{**GOOD, "embedding": [1.0, float("nan")]}], EMBEDDED, ("a#0", "its vector holds a NaN")),
         ([{**GOOD, "embedding": [0.0, 0.0]}], EMBEDDED, ("a#0", "zero")),
         ([{**GOOD, "acl": None}, {**GOOD, "chunk_id": "b", "acl": ["x"]}], (), ("a#0", "acl", "default_access")),
     ],

@@ -20,7 +20,8 @@ FILES = {"chunks.parquet": b"chunks" * 100, "embeddings.npy": b"", "index.faiss"
 def make_snapshot(snapshot_id="corpus-1", files=FILES, **more) -> CorpusSnapshot:
     given = {
         "snapshot_id": snapshot_id, "chunks": 3, "documents": 2, "quarantined": 0, "dimension": 8,
-        "embedding_model": "test", "access_control": False, "filter_keys": ["version"], "settings": {"language": "english", "b": 0.75},
+        "embedding_model": "test", "access_control": False, "filter_keys": ["version"],
+        "settings": {"language": "english", "b": 0.75},
         "files": [SnapshotFile(name=name, sha256=sha256(data), bytes=len(data)) for name, data in files.items()],
         "source_file": "corpus.jsonl", "created_at": "2026-11-30T02:15:00+00:00", "seconds": 1.5,
     }  # fmt: skip

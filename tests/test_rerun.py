@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from checkpoints.records import sealed
+from checkpoints.run import load_plan
+from checkpoints.store import Store
 from stages.pipeline import LOADED, numbered_stages
 from tests.example import RUN, manifests_of
 
@@ -107,11 +109,20 @@ def test_resume_keeps_what_is_finished_and_computes_the_rest(dartflow):
     assert [m.sha256 for m in manifests_of(dartflow.store, RUN, "context")] == whole
 
 
+def _change_plan(store: Path, **update: object) -> None:
+    """Writes run.json anew with other fields, sealed as the product seals it."""
+    plan = load_plan(Store(str(store)), RUN)
+    (store / "runs" / RUN / "run.json").write_bytes(sealed(plan.model_copy(update=update)))
+
+
 def test_resume_refuses_when_what_stands_behind_the_run_has_changed(dartflow):
-    plan = dartflow.store / "runs" / RUN / "run.json"
-    changed = json.loads(plan.read_text())
-    next(e for e in changed["stages"] if e["stage"] == "rrf_merge")["inputs"]["code"] = "0123456789abcdef"
-    plan.write_text(json.dumps(changed))
+    stages = [
+        entry.model_copy(update={"inputs": entry.inputs | {"code": "0123456789abcdef"}})
+        if entry.stage == "rrf_merge"
+        else entry
+        for entry in load_plan(Store(str(dartflow.store)), RUN).stages
+    ]
+    _change_plan(dartflow.store, stages=stages)
     status, _, err = dartflow("resume", RUN, "--without-prefect")
     assert status == 1
     assert "stage rrf_merge: has changed since the run was planned: got code: 0123456789abcdef -> " in err
@@ -122,8 +133,7 @@ def test_resume_refuses_a_query_log_that_changed(dartflow, tmp_path):
     (dartflow.store / "runs" / RUN / "00-queries" / "part-00000.json").unlink()
     log = tmp_path / "log.jsonl"
     log.write_text('{"query_id": "1", "text": "other"}\n')
-    plan = dartflow.store / "runs" / RUN / "run.json"
-    plan.write_text(json.dumps(json.loads(plan.read_text()) | {"query_log": str(log)}))
+    _change_plan(dartflow.store, query_log=str(log))
     status, _, err = dartflow("resume", RUN, "--without-prefect")
     assert status == 1
     assert "the query log has changed since the run was planned" in err

@@ -1,0 +1,1 @@
+"""Benchmarks: runnable, with their results committed as data and as a page."""

@@ -1,0 +1,120 @@
+"""Quality of every ranking on real data: `python -m bench.quality DATA [--store FOLDER]`.
+
+DATA is a folder with `scifact` and `k8s_docs` (corpus.parquet, queries.parquet, qrels.tsv ...). Results go to
+bench/quality.json; the tables in docs/benchmarks.md are made from it. Models are slow here: the first time takes about
+half an hour on two cores, after that their scores are in the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from checkpoints.corpora import current_snapshot_id
+from checkpoints.run import create_run
+from checkpoints.store import Store
+from evaluation.measures import Qrels
+from flows.engine import Session, plain_step
+from flows.evaluate import evaluate_run, load_qrels
+from flows.planning import new_run_id, plan_run
+from flows.screens import progress_bars
+from flows.settings import Settings, load_settings
+from flows.snapshots import make_snapshot
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One corpus with one set of judged queries.
+
+    Attributes:
+        name: of the case.
+        corpus: Parquet file.
+        queries: Parquet file with query_id and text.
+        qrels: TREC judgements; only queries judged here are asked.
+        assignments: settings that differ from the defaults, and why is said beside the case.
+    """
+
+    name: str
+    corpus: Path
+    queries: Path
+    qrels: Path
+    assignments: list[str] = field(default_factory=list)
+
+
+def cases(data: Path) -> list[Case]:
+    """The cases: the 300 test claims of scifact, and the 93 derived questions of k8s_docs."""
+    scifact, k8s = data / "scifact", data / "k8s_docs"
+    # Ten passages, since the reference figures are at 10.
+    ten = ["blended_rerank.top_k=10"]
+    return [
+        Case("scifact", scifact / "corpus.parquet", scifact / "queries.parquet", scifact / "qrels_test.tsv", ten),
+        Case("k8s_docs", k8s / "corpus.parquet", k8s / "queries.parquet", k8s / "qrels.tsv", ten),
+    ]
+
+
+def run_case(case: Case, store: Path) -> dict[str, Any]:
+    """Ingests, runs and evaluates one case."""
+    settings = load_settings(None, assignments=[f"store={store / case.name}", *case.assignments], environment={})
+    qrels = load_qrels(case.qrels)
+    with progress_bars() as report:
+        snapshot = make_snapshot(case.corpus, settings, plain_step, report)
+        opened = Store(settings.store)
+        log = _judged_queries(case.queries, qrels, store / f"{case.name}.parquet")
+        plan = plan_run(opened, settings, log, new_run_id(), current_snapshot_id(opened))
+        create_run(opened, plan)
+        verdict = Session(opened, plan, settings, report).execute()
+    rankings, _ = evaluate_run(opened, plan, qrels)
+    return {
+        "case": case.name,
+        "snapshot": snapshot.snapshot_id,
+        "verdict": verdict.verdict,
+        "queries": plan.distinct_queries,
+        "settings": case.assignments,
+        "defaults": _chosen(settings),
+        "rankings": rankings,
+        "seconds": {stage.stage: stage.seconds for stage in verdict.stages},
+    }
+
+
+def _judged_queries(queries: Path, qrels: Qrels, out: Path) -> Path:
+    """Writes the judged queries as a query log."""
+    table = pq.read_table(queries, columns=["query_id", "text"])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        table.filter(pc.is_in(table["query_id"], value_set=pc.cast(list(qrels), table["query_id"].type))), out
+    )
+    return out
+
+
+def _chosen(settings: Settings) -> dict[str, Any]:
+    tree = settings.model_dump(mode="json")
+    stages = ("oversample", "log_normal", "greedy_selection", "sparse_search", "rrf_merge", "blended_rerank")
+    return {stage: tree[stage] for stage in stages} | {"tokeniser": tree["corpus"]["tokeniser"]}
+
+
+def main() -> None:
+    """Runs the cases named on the command line, all by default."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--store", type=Path, default=Path(".dartflow/quality"))
+    parser.add_argument("--case", action="append", help="only this case")
+    words = parser.parse_args()
+    out = ROOT / "bench" / "quality.json"
+    results = json.loads(out.read_text()) if out.exists() else {}
+    for case in cases(words.data):
+        if words.case is None or case.name in words.case:
+            results[case.name] = run_case(case, words.store)
+            out.write_text(json.dumps(results, indent=1) + "\n")
+            print(json.dumps(results[case.name]["rankings"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
