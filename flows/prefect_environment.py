@@ -12,8 +12,8 @@ _SHIPPED = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     # A run that dies is marked as crashed by its silence.
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
-    # The terminal shows dartflow's own progress; warnings still come through.
-    "PREFECT_LOGGING_LEVEL": "WARNING",
+    # The terminal shows dartflow's own progress and errors; Prefect's log, tracebacks too, is in its UI.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
 }
 
 

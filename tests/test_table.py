@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from contracts import candidates, corpus, evidence, query
 from contracts.annotations import field_annotations, is_row, unwrap
-from contracts.candidates import Candidates, Distances, LogProbabilities, Selection
+from contracts.candidates import Candidates, Distances, Selection
 from contracts.columns import Ragged, offsets_from_lengths
 from contracts.corpus import Chunk
 from contracts.errors import ContractError, StageError
@@ -155,8 +155,8 @@ class Slot:
         self.holder[self.key] = value
 
 
-def slots(model: type[Row], rows: list[dict[str, Any]]) -> list[Slot]:
-    """Every place in the rows, at every depth."""
+def slots(model: type[Row], rows: list[dict[str, Any]]) -> st.SearchStrategy[Slot]:
+    """Any place in the rows, at every depth; each column and field as likely as the others."""
     found: dict[str, list[Slot]] = {}
 
     def visit(path: str, holder: Any, key: Any, annotation: Any) -> None:
@@ -176,7 +176,7 @@ def slots(model: type[Row], rows: list[dict[str, Any]]) -> list[Slot]:
         alike = [slot.holder[slot.key] for slot in group]
         for slot in group:
             slot.alike = alike
-    return [slot for group in found.values() for slot in group]
+    return st.sampled_from(list(found.values())).flatmap(st.sampled_from)
 
 
 def near(limit: float, *, float32: bool) -> list[float]:
@@ -298,7 +298,7 @@ def test_both_checks_accept_valid_tables(model, data):
 @given(data=st.data())
 def test_both_checks_give_the_same_verdict_on_corrupted_values(model, data):
     rows = data.draw(valid_rows(model, fewest=1))
-    slot = data.draw(st.sampled_from(slots(model, rows)))
+    slot = data.draw(slots(model, rows))
     slot.write(data.draw(other_value(slot)))
 
     by_table, by_rows = both(data.draw(laid_out(table_of(model, rows))), model)
@@ -314,7 +314,7 @@ def test_both_checks_give_the_same_verdict_on_corrupted_values(model, data):
 def test_both_checks_give_the_same_verdict_on_many_corruptions(model, data):
     rows = data.draw(valid_rows(model, fewest=1))
     for _ in range(data.draw(st.integers(2, 4))):
-        slot = data.draw(st.sampled_from(slots(model, rows)))
+        slot = data.draw(slots(model, rows))
         slot.write(data.draw(other_value(slot)))
 
     by_table, by_rows = both(data.draw(laid_out(table_of(model, rows))), model)
@@ -611,21 +611,21 @@ def test_a_wrong_type_deep_inside_is_named_by_its_field_alone():
 
 
 @pytest.mark.parametrize(
-    "list_type", [pa.large_list(pa.float64()), pa.list_(pa.float64(), 1), pa.list_view(pa.float64()), pa.float64()]
+    "list_type", [pa.large_list(pa.float32()), pa.list_(pa.float32(), 1), pa.list_view(pa.float32()), pa.float32()]
 )
 def test_other_kinds_of_lists_are_refused(list_type):
     row = [None] if pa.types.is_fixed_size_list(list_type) else None
     table = pa.table(
         {
             "query_id": ["a"],
-            "query_log_probabilities": pa.array([row], list_type),
-            "document_log_probabilities": pa.array([[]], pa.list_(pa.float64())),
+            "query_distances": pa.array([row], list_type),
+            "document_distances": pa.array([[]], pa.list_(pa.float32())),
         }
     )
 
-    error = refusal(check_table, table, LogProbabilities)
+    error = refusal(check_table, table, Distances)
 
-    assert (error.column, error.value) == ("query_log_probabilities", str(list_type))
+    assert (error.column, error.value) == ("query_distances", str(list_type))
 
 
 def test_a_column_that_stands_twice_is_refused():
@@ -699,6 +699,35 @@ def test_a_float32_is_compared_with_its_bound_as_the_number_it_is():
         by_table, by_rows = both(table_of(Narrow, [narrow(**values)]), Narrow)
         assert place(by_table) == place(by_rows)
         assert (by_table and by_table.column) == column
+
+
+class Edges(Row):
+    at_least: Annotated[float, Ge(2)]
+    above: Annotated[float, Gt(2)]
+    at_most: Annotated[int, Le(2)]
+    below: Annotated[int, Lt(2)]
+
+
+@pytest.mark.parametrize(
+    ("values", "column", "want"),
+    [
+        ({"at_least": 2.0}, None, None),
+        ({"at_least": math.nextafter(2, 0)}, "at_least", ">= 2"),
+        ({"above": 2.0}, "above", "> 2"),
+        ({"above": math.nextafter(2, 3)}, None, None),
+        ({"at_most": 2}, None, None),
+        ({"at_most": 3}, "at_most", "<= 2"),
+        ({"below": 2}, "below", "< 2"),
+        ({"below": 1}, None, None),
+    ],
+)
+def test_bounds_are_exact_at_their_edge(values, column, want):
+    table = table_of(Edges, [{"at_least": 3.0, "above": 3.0, "at_most": 1, "below": 1, **values}])
+
+    by_table, by_rows = both(table, Edges)
+
+    assert place(by_table) == place(by_rows)
+    assert ((by_table.column, by_table.want) if by_table else (None, None)) == (column, want)
 
 
 def test_a_row_holds_the_float32_that_its_table_holds():
@@ -813,11 +842,11 @@ def test_a_table_is_not_built_from_columns_of_different_lengths():
 
 def test_an_empty_table_is_built_from_empty_arrays():
     nothing = np.zeros(0)
-    columns = {"query_id": nothing.astype(str), "query_log_probabilities": Ragged(np.array([0]), nothing)}
-    table = build_table(LogProbabilities, {**columns, "document_log_probabilities": Ragged(np.array([0]), nothing)})
+    columns = {"query_id": nothing.astype(str), "query_distances": Ragged(np.array([0]), nothing)}
+    table = build_table(Distances, {**columns, "document_distances": Ragged(np.array([0]), nothing)})
 
     assert table.num_rows == 0
-    check_table(table, LogProbabilities, "log_normal")
+    check_table(table, Distances, "distance_matrices")
 
 
 def test_row_numbers_in_place_of_chunk_ids_are_refused():
