@@ -78,7 +78,8 @@ def open_corpus(folder: Path, snapshot: CorpusSnapshot, collapse_identical_texts
     settings = snapshot.settings
     return Corpus(
         snapshot=snapshot,
-        chunks=pq.read_table(folder / CHUNKS, partitioning=None).cast(schema(Chunk)),
+        # Row groups put together once: each look at a column would do it again.
+        chunks=pq.read_table(folder / CHUNKS, partitioning=None).cast(schema(Chunk)).combine_chunks(),
         embeddings=np.load(folder / EMBEDDINGS, mmap_mode="r", allow_pickle=False),
         index=faiss.read_index(str(folder / INDEX), faiss.IO_FLAG_MMAP_IFC),
         keywords=_keyword_index(pq.read_table(folder / KEYWORDS, partitioning=None), snapshot.chunks),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +80,16 @@ def test_the_same_corpus_gives_the_same_bytes(index_factory):
     one, other = (build(chunks, embeddings, index_factory=index_factory) for _ in range(2))
     assert snapshot_files(one) == snapshot_files(other)
     assert one.snapshot == other.snapshot
+
+
+def test_a_corpus_of_several_row_groups_comes_back_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("corpus.files._ROW_GROUP", 2)
+    corpus = build()
+    again = open_corpus(tmp_path, written(tmp_path, corpus))
+    assert pq.ParquetFile(tmp_path / CHUNKS).num_row_groups == 2
+    assert again.chunks.column("text").num_chunks == 1
+    assert again.chunks.equals(corpus.chunks)
+    assert again.keywords.offsets.tolist() == corpus.keywords.offsets.tolist()
 
 
 def test_a_corpus_without_a_single_term_can_be_written(tmp_path):
