@@ -9,13 +9,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from checkpoints.corpora import current_snapshot_id
-from checkpoints.run import check_run_id, create_run, load_plan, run_ids, verdict, verify
+from checkpoints.run import create_run, load_plan, run_ids, verdict, verify
 from checkpoints.store import Store
 from contracts.errors import DartflowError, MissingArtifactError
-from contracts.manifest import RunPlan, Verdict
+from contracts.manifest import Verdict
 from flows import export as exporting
-from flows.screens import ERR, OUT, plan_rows, print_json, progress_bars, show_plan, show_verdict
+from flows.launch import carry_out, ingest_file, start_run
+from flows.screens import ERR, OUT, plan_rows, print_json, show_measures, show_plan, show_verdict
 from flows.settings import Settings, load_settings
 
 app = typer.Typer(
@@ -65,8 +65,8 @@ def demo(store: StoreOption = None, without_prefect: PrefectOption = False) -> N
     from flows.fingerprint import ROOT
 
     settings = _settings(store or ".dartflow/demo", ROOT / "config" / "example.yaml", [])
-    _ingest(ROOT / "examples" / "corpus.jsonl", settings, without_prefect)
-    result = _start(ROOT / "examples" / "queries.jsonl", settings, None, without_prefect)
+    ingest_file(ROOT / "examples" / "corpus.jsonl", settings, without_prefect=without_prefect)
+    result = start_run(ROOT / "examples" / "queries.jsonl", settings, None, without_prefect=without_prefect)
     show_verdict(result)
     raise typer.Exit(0 if result.verdict in EXIT_STATUS else 1)
 
@@ -83,7 +83,7 @@ def ingest(
 
     Example: `dartflow ingest examples/corpus.jsonl --store .dartflow`
     """
-    _ingest(corpus, _settings(store, config, set_), without_prefect)
+    ingest_file(corpus, _settings(store, config, set_), without_prefect=without_prefect)
 
 
 @app.command()
@@ -101,7 +101,7 @@ def run(
 
     Example: `dartflow run examples/queries.jsonl --set blended_rerank.top_k=8`. Exit status: 0 complete, 3 partial.
     """
-    _finish(_start(queries, _settings(store, config, set_), run_id, without_prefect))
+    _finish(start_run(queries, _settings(store, config, set_), run_id, without_prefect=without_prefect))
 
 
 @app.command()
@@ -139,7 +139,7 @@ def resume(
     opened = _store(store, config)
     plan = load_plan(opened, run_id)
     settings = check_unchanged(opened, plan)
-    _finish(_carry_out(opened, plan, settings, without_prefect))
+    _finish(carry_out(opened, plan, settings, without_prefect=without_prefect))
 
 
 @app.command()
@@ -172,7 +172,7 @@ def rerun(
             show_plan(plan)
         return
     create_run(opened, plan)
-    result = _carry_out(opened, plan, settings, without_prefect)
+    result = carry_out(opened, plan, settings, without_prefect=without_prefect)
     if json_:
         print_json(result.model_dump(mode="json"))
         raise typer.Exit(EXIT_STATUS.get(result.verdict, 1))
@@ -248,6 +248,28 @@ def export(
 
 
 @app.command()
+def evaluate(
+    run_id: RunArgument,
+    qrels: Annotated[Path, typer.Option("--qrels", help="TREC judgements: query 0 chunk relevance.")],
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Measure every ranking of a run against judgements, to see where quality is won or lost.
+
+    Example: `dartflow evaluate RUN --qrels examples/qrels.tsv`
+    """
+    from flows.evaluate import evaluate_run, load_qrels
+
+    opened = _store(store, config)
+    rankings, context = evaluate_run(opened, load_plan(opened, run_id), load_qrels(qrels))
+    if json_:
+        print_json({"run_id": run_id, "rankings": rankings, "context": context})
+    else:
+        show_measures(rankings, context)
+
+
+@app.command()
 def contracts(
     stage: Annotated[str | None, typer.Argument(metavar="[STAGE]", help="One stage; all by default.")] = None,
 ) -> None:
@@ -277,52 +299,6 @@ def _youngest(store: Store) -> str:
     if not found:
         raise MissingArtifactError(f"store {store.uri}", "has no run yet", next_step="Run `dartflow run QUERIES`.")
     return found[0]
-
-
-def _ingest(corpus: Path, settings: Settings, without_prefect: bool) -> None:
-    from flows.engine import plain_step
-    from flows.snapshots import make_snapshot
-
-    with progress_bars() as report:
-        if without_prefect:
-            snapshot = make_snapshot(corpus, settings, plain_step, report)
-        else:
-            from flows.prefect_environment import ship_settings
-
-            ship_settings()
-            from flows.ingest import ingest_corpus
-
-            snapshot = ingest_corpus(corpus, settings, report)
-    OUT.print(
-        f"snapshot {snapshot.snapshot_id}: {snapshot.chunks} chunks of {snapshot.documents} documents, "
-        f"{snapshot.dimension} dimensions by {snapshot.embedding_model}, {snapshot.quarantined} quarantined",
-        highlight=False,
-    )
-
-
-def _start(queries: Path, settings: Settings, run_id: str | None, without_prefect: bool) -> Verdict:
-    from flows.planning import new_run_id, plan_run
-
-    store = Store(settings.store)
-    chosen = check_run_id(new_run_id() if run_id is None else run_id)
-    plan = plan_run(store, settings, queries, chosen, current_snapshot_id(store))
-    create_run(store, plan)
-    return _carry_out(store, plan, settings, without_prefect)
-
-
-def _carry_out(store: Store, plan: RunPlan, settings: Settings, without_prefect: bool) -> Verdict:
-    from flows.engine import Session
-
-    with progress_bars() as report:
-        session = Session(store, plan, settings, report)
-        if without_prefect:
-            return session.execute()
-        from flows.prefect_environment import ship_settings
-
-        ship_settings()
-        from flows.rerank import rerank_session
-
-        return rerank_session(session)
 
 
 def _finish(result: Verdict) -> NoReturn:

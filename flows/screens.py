@@ -43,11 +43,11 @@ def progress_bars() -> Iterator[Report]:
 def show_verdict(verdict: Verdict) -> None:
     """The table of stages, the verdict and where the results lie."""
     table = Table(title=f"Run {verdict.run_id}", title_justify="left")
-    table.add_column("stage")
+    table.add_column("stage", no_wrap=True)
     for name in ("rows in", "rows out", "dead letters", "computed", "borrowed", "seconds"):
         table.add_column(name, justify="right")
     for stage in verdict.stages:
-        shards = f"{stage.computed}" + (f" ({stage.missing} missing)" if stage.missing else "")
+        shards = f"{stage.computed}" + (f" of {stage.computed + stage.missing}" if stage.missing else "")
         table.add_row(
             stage.stage, str(stage.rows_in), str(stage.rows_out), str(stage.dead_letters), shards,
             str(stage.borrowed), f"{stage.seconds:.2f}",
@@ -61,6 +61,22 @@ def show_verdict(verdict: Verdict) -> None:
     colour = _COLOURS.get(verdict.verdict, "red")
     OUT.print(f"verdict: [bold {colour}]{verdict.verdict}[/]")
     OUT.print(f"results: {verdict.results}", highlight=False)
+
+
+def show_measures(rankings: Mapping[str, Mapping[str, float]], context: Mapping[str, float]) -> None:
+    """One row a ranking, one column a measure, then how complete the contexts are."""
+    table = Table(title="Rankings", title_justify="left")
+    table.add_column("stage", no_wrap=True)
+    for name in next(iter(rankings.values())):
+        table.add_column(name, justify="right")
+    for stage, measures in rankings.items():
+        table.add_row(stage, *(f"{value:.3f}" for value in measures.values()))
+    OUT.print(table)
+    if context["queries"]:
+        OUT.print(
+            f"{context['queries']:.0f} queries that need families: evidence-family recall "
+            f"{context['evidence_family_recall']:.3f}, all families {context['all_families_rate']:.3f}"
+        )
 
 
 def show_plan(plan: RunPlan) -> None:
