@@ -182,7 +182,11 @@ class GradedPassage(Row):
 
 
 class GradedSelection(Row):
-    """What crag_grading writes: every graded passage, kept or not, and the action before and after correction."""
+    """What crag_grading writes: every graded passage, kept or not, and the action before and after correction.
+
+    `action_before` is over the selection, `action` over the passages that are kept: correct if any is,
+    incorrect if all are or none is left, else ambiguous.
+    """
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Unique("query_id"),

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import re2
 
-from contracts.columns import IntArray, Ragged, as_numpy, column, offsets_from_lengths
+from contracts.columns import IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import ConfigurationError, MissingArtifactError
 from contracts.evidence import Family
@@ -179,6 +179,25 @@ class Corpus:
         """(chunks,) bool: which chunks may serve an evidence family, by source, metadata and authority."""
         authority = None if family.authority is None else tuple(family.authority)
         return self._members_of(_Membership(family.source, tuple(sorted(family.metadata.items())), authority))
+
+    def query_vectors(self, queries: pa.Table) -> Array:
+        """(queries, dimension) float32: the embeddings of a table of distinct queries.
+
+        Raises:
+            ConfigurationError: a query has an embedding of another width than the corpus.
+        """
+        vectors = ragged(queries, "embedding")
+        want = self.snapshot.dimension
+        wrong = np.flatnonzero(vectors.lengths != want)
+        if len(wrong):
+            raise ConfigurationError(
+                f"query {column(queries, 'query_id')[int(wrong[0])].as_py()}",
+                f"its embedding has another width than corpus snapshot {self.snapshot.snapshot_id}",
+                got=f"{vectors.lengths[wrong[0]]} dimensions ({len(wrong)} of {len(queries)} queries differ)",
+                want=f"{want} (embedding model {self.snapshot.embedding_model})",
+                next_step="Embed queries and corpus with the same model.",
+            )
+        return vectors.numpy_values().reshape(len(queries), want)
 
     def dense_search(self, vectors: Array, scopes: Scopes, depth: int) -> Ragged:
         """The `depth` nearest eligible chunks of each query, as lists of {row, score}.

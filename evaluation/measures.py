@@ -61,7 +61,7 @@ def read_qrels(text: str, where: str) -> dict[str, dict[str, int]]:
 
 
 def context_measures(context: pa.Table) -> dict[str, float]:
-    """Over the queries that require families: evidence-family recall and the rate of those that have all; NaN if none."""
+    """Evidence-family recall and the rate of queries with all families, over those that need any; NaN if none."""
     recall = as_numpy(context.column("evidence_family_recall").drop_null())
     if not len(recall):
         return {"evidence_family_recall": float("nan"), "all_families_rate": float("nan"), "queries": 0.0}

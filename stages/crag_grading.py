@@ -283,12 +283,14 @@ def crag_grading_table(
         graded = _Passages.joined([graded, found])
         for query, text, matches in zip(asking, rewritten, hits.lengths, strict=True):
             texts[query], outcomes[query] = text, "ok" if matches else "no_match"
+    # What was seen but found no room helps nobody: the second action is over what stays.
+    after = query_actions(graded.queries[graded.kept], graded.grades[graded.kept], count)
     table = build_table(
         GradedSelection,
         {
             "query_id": queries.column("query_id"),
             "action_before": _GRADES.take(pa.array(before)),
-            "action": _GRADES.take(pa.array(query_actions(graded.queries, graded.grades, count))),
+            "action": _GRADES.take(pa.array(after)),
             "corrective_query": texts,
             "corrective_outcome": outcomes,
             "candidates": _candidates(graded, count, corpus),

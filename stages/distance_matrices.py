@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from contracts.candidates import Distances
-from contracts.columns import Array, IntArray, Ragged, column, offsets_from_lengths, ragged
-from contracts.errors import ConfigurationError
+from contracts.columns import Array, IntArray, Ragged, offsets_from_lengths, ragged
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
@@ -82,26 +81,6 @@ def cosine_distances(vectors: Array, offsets: Array, rows: Array, embeddings: Ar
     return to_query, to_each_other
 
 
-def _query_vectors(queries: pa.Table, corpus: Corpus) -> Array:
-    """(queries, dimension) float32: the embeddings of the queries.
-
-    Raises:
-        ConfigurationError: a query has an embedding of another width than the corpus.
-    """
-    vectors = ragged(queries, "embedding")
-    want = corpus.snapshot.dimension
-    wrong = np.flatnonzero(vectors.lengths != want)
-    if len(wrong):
-        raise ConfigurationError(
-            f"query {column(queries, 'query_id')[int(wrong[0])].as_py()}",
-            f"its embedding has another width than corpus snapshot {corpus.snapshot.snapshot_id}",
-            got=f"{vectors.lengths[wrong[0]]} dimensions",
-            want=f"{want}",
-            next_step="Use the corpus snapshot that oversample searched.",
-        )
-    return vectors.numpy_values().reshape(len(queries), want)
-
-
 def _triangle_offsets(candidates: Ragged) -> IntArray:
     """(queries + 1,) int64: where the lower triangle of each query's candidates begins."""
     return offsets_from_lengths(candidates.lengths * (candidates.lengths - 1) // 2)
@@ -118,7 +97,7 @@ def distance_matrices_table(*, queries: pa.Table, oversample: pa.Table, corpus: 
     candidates = ragged(oversample, "candidates")
     rows = corpus.rows(candidates.values["chunk_id"])
     to_query, to_each_other = cosine_distances(
-        _query_vectors(queries, corpus), candidates.offsets, rows, corpus.embeddings
+        corpus.query_vectors(queries), candidates.offsets, rows, corpus.embeddings
     )
     table = build_table(
         Distances,

@@ -9,8 +9,8 @@ import pyarrow as pa
 from annotated_types import Ge
 
 from contracts.candidates import Candidates
-from contracts.columns import Ragged, column, ragged
-from contracts.errors import ConfigurationError, ContractError
+from contracts.columns import Ragged, column
+from contracts.errors import ContractError
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
@@ -39,27 +39,6 @@ class Params(BaseParams):
     def depth(self) -> int:
         """N, the most candidates that a query can get."""
         return self.k * self.oversampling
-
-
-def _query_vectors(queries: pa.Table, corpus: Corpus) -> FloatArray:
-    """(queries, dimension) float32: the embeddings of the queries.
-
-    Raises:
-        ConfigurationError: a query has an embedding of another width than the corpus.
-    """
-    vectors = ragged(queries, "embedding")
-    want = corpus.snapshot.dimension
-    wrong = np.flatnonzero(vectors.lengths != want)
-    if len(wrong):
-        query_id = column(queries, "query_id")[int(wrong[0])].as_py()
-        raise ConfigurationError(
-            f"query {query_id}",
-            f"its embedding has another width than corpus snapshot {corpus.snapshot.snapshot_id}",
-            got=f"{vectors.lengths[wrong[0]]} dimensions ({len(wrong)} of {len(queries)} queries differ)",
-            want=f"{want} (embedding model {corpus.snapshot.embedding_model})",
-            next_step="Embed queries and corpus with the same model.",
-        )
-    return vectors.numpy_values().reshape(len(queries), want)
 
 
 def _refuse_hidden_chunks(found: Ragged, scopes: Scopes, query_ids: pa.Array, corpus: Corpus) -> None:
@@ -103,7 +82,7 @@ def oversample_table(*, queries: pa.Table, corpus: Corpus, params: Params) -> St
     text, and ties by chunk id.
     """
     scopes = Scopes.of(queries)
-    found = corpus.dense_search(_query_vectors(queries, corpus), scopes, params.depth)
+    found = corpus.dense_search(corpus.query_vectors(queries), scopes, params.depth)
     query_ids = column(queries, "query_id")
     _refuse_hidden_chunks(found, scopes, query_ids, corpus)
     ranks = found.positions + 1

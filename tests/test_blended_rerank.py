@@ -19,10 +19,10 @@ from contracts.evidence import RescuedRanking
 from contracts.manifest import Account
 from contracts.table import schema
 from corpus.corpus import Corpus
+from corpus.exact_tokens import exact_tokens
 from stages.blended_rerank import (
     STAGE,
     Params,
-    exact_tokens,
     min_max,
     scores_in_order,
     select_under_coverage,

@@ -292,7 +292,8 @@ def test_a_corrective_hit_without_a_free_slot_is_graded_but_not_kept() -> None:
     ranking = {"slots": 1, "candidates": [candidate("c0", 0.2, model=0.2, place=1)]}
     output = grade(corpus, ["refund"], [ranking], model=ReadByHand({("refund", "refund"): 0.9}))
     assert passages(output) == [("c0", "ambiguous", True, "selected"), ("c1", "correct", False, "corrective")]
-    assert output.table.column("action").to_pylist() == ["correct"]
+    # The action is over what stays: a correct passage that found no room helps nobody.
+    assert output.table.column("action").to_pylist() == ["ambiguous"]
 
 
 def test_the_limit_counts_new_hits_and_passes_over_considered_ones() -> None:
@@ -478,8 +479,8 @@ class SlowQuery:
         words = set(self.text.split())
         return len(words & set(passage.split())) / len(words)
 
-    def action(self) -> str:
-        grades = {record["grade"] for record in self.records}
+    def action(self, *, kept: bool = False) -> str:
+        grades = {record["grade"] for record in self.records if record["kept"] or not kept}
         return next((name for name in ("correct", "ambiguous") if name in grades), "incorrect")
 
     def free(self) -> int:
@@ -538,7 +539,7 @@ class SlowQuery:
         if self.params.enabled:
             self.refill()
             answer |= self.correct() if answer["action_before"] != "correct" else {}
-        return {**answer, "action": self.action()}
+        return {**answer, "action": self.action(kept=True)}
 
 
 @settings(max_examples=60, deadline=None)
