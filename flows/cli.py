@@ -15,7 +15,7 @@ from contracts.errors import DartflowError, MissingArtifactError
 from contracts.manifest import Verdict
 from flows import export as exporting
 from flows.launch import carry_out, ingest_file, start_run
-from flows.screens import ERR, OUT, plan_rows, print_json, show_measures, show_plan, show_verdict
+from flows.screens import ERR, OUT, plan_rows, print_json, show_measures, show_plan, show_row, show_verdict
 from flows.settings import Settings, load_settings
 
 app = typer.Typer(
@@ -64,7 +64,8 @@ def demo(store: StoreOption = None, without_prefect: PrefectOption = False) -> N
     """
     from flows.fingerprint import ROOT
 
-    settings = _settings(store or ".dartflow/demo", ROOT / "config" / "example.yaml", [])
+    plan = f"family_rescue.plan={ROOT / 'examples' / 'evidence_plan.yaml'}"
+    settings = _settings(store or ".dartflow/demo", ROOT / "config" / "example.yaml", [plan])
     ingest_file(ROOT / "examples" / "corpus.jsonl", settings, without_prefect=without_prefect)
     result = start_run(ROOT / "examples" / "queries.jsonl", settings, None, without_prefect=without_prefect)
     show_verdict(result)
@@ -207,8 +208,9 @@ def inspect(
     query_id: Annotated[str, typer.Argument(metavar="QUERY_ID", help="Query id, or the id of a log line.")],
     store: StoreOption = None,
     config: ConfigOption = None,
+    json_: JsonOption = False,
 ) -> None:
-    """Print what a stage wrote for one query, as JSON.
+    """Show what a stage wrote for one query; --json prints all of it.
 
     Example: `dartflow inspect RUN rrf_merge log-0017`
     """
@@ -218,7 +220,10 @@ def inspect(
     wanted = next((query for query, lines in ids.items() if query_id in (query, *lines)), query_id)
     for table in exporting.stage_tables(opened, plan, stage):
         for row in table.filter(_equals(table, wanted)).to_pylist():
-            OUT.print_json(data=row)
+            if json_:
+                print_json(row)
+            else:
+                show_row(row)
             return
     raise MissingArtifactError(
         f"run {run_id}, stage {stage}", "has no such query", got=query_id,

@@ -1,4 +1,4 @@
-"""Executor: where shards run. Threads of this process; the kernels release the interpreter lock."""
+"""Executor: where shards run: threads of this process, since the kernels release the interpreter lock."""
 
 from __future__ import annotations
 

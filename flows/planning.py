@@ -146,7 +146,7 @@ def _why_computed(
     if entry.stage == from_stage:
         return f"asked for: --from {from_stage}"
     if changed_reads:
-        return f"reads {changed_reads[-1]}, which is computed again"
+        return f"reads {changed_reads[-1]}, computed again"
     for part in range(before.parts):
         if read_manifest(store, parent.run_id, before.number, before.stage, part) is None:
             return f"not finished in {parent.run_id}"

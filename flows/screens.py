@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from contracts.evidence import ContextPassage
 from contracts.manifest import RunPlan, Verdict
 from flows.executor import Progress as Report
 
-OUT = Console(soft_wrap=True)
+# Tables of candidates need room: in a narrow terminal lines break, which is better than cut names.
+OUT = Console(soft_wrap=True, width=max(120, shutil.get_terminal_size().columns))
 ERR = Console(stderr=True, soft_wrap=True)
 
+# What a table of candidates has no room for: texts, and in a context the ranks and scores of every stage.
+_SHOWN_OF_CONTEXT = ("rank", "chunk_id", "families", "origin", "grade", "restored")
+_MOST_SHOWN = 8
 _COLOURS = {"complete": "green", "partial": "yellow", "running": "cyan"}
 
 
@@ -42,7 +49,7 @@ def progress_bars() -> Iterator[Report]:
 
 def show_verdict(verdict: Verdict) -> None:
     """The table of stages, the verdict and where the results lie."""
-    table = Table(title=f"Run {verdict.run_id}", title_justify="left")
+    table = _table(f"Run {verdict.run_id}")
     table.add_column("stage", no_wrap=True)
     for name in ("rows in", "rows out", "dead letters", "computed", "borrowed", "seconds"):
         table.add_column(name, justify="right")
@@ -63,9 +70,13 @@ def show_verdict(verdict: Verdict) -> None:
     OUT.print(f"results: {verdict.results}", highlight=False)
 
 
+def _table(title: str | None) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
+
 def show_measures(rankings: Mapping[str, Mapping[str, float]], context: Mapping[str, float]) -> None:
     """One row a ranking, one column a measure, then how complete the contexts are."""
-    table = Table(title="Rankings", title_justify="left")
+    table = _table("Rankings")
     table.add_column("stage", no_wrap=True)
     for name in next(iter(rankings.values())):
         table.add_column(name, justify="right")
@@ -79,11 +90,38 @@ def show_measures(rankings: Mapping[str, Mapping[str, float]], context: Mapping[
         )
 
 
+def show_row(row: Mapping[str, Any]) -> None:
+    """One row of a stage: its plain values, then its candidates; texts and citations are left to --json."""
+    for name, value in row.items():
+        if name not in {"candidates", "embedding"}:
+            OUT.print(f"{name}: {_shown(value)}", markup=False, highlight=False)
+    candidates = row.get("candidates") or []
+    names = list(candidates[0]) if candidates else []
+    if names == list(ContextPassage.model_fields):
+        names = list(_SHOWN_OF_CONTEXT)
+    table = _table(None)
+    for name in names:
+        numeric = isinstance(candidates[0][name], int | float)
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=name == "chunk_id")
+    for candidate in candidates:
+        table.add_row(*(_shown(candidate[name]) for name in names))
+    if candidates:
+        OUT.print(table)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, list):
+        return ", ".join(_shown(item) for item in value[:_MOST_SHOWN]) + (" ..." if len(value) > _MOST_SHOWN else "")
+    return "-" if value is None else str(value)
+
+
 def show_plan(plan: RunPlan) -> None:
     """What a rerun would compute and borrow, and why."""
-    table = Table(title=f"Rerun of {plan.parent_run_id}", title_justify="left")
+    table = _table(f"Rerun of {plan.parent_run_id}")
     for name in ("stage", "compute", "borrow", "because"):
-        table.add_column(name, justify="right" if name in {"compute", "borrow"} else "left")
+        table.add_column(name, justify="right" if name in {"compute", "borrow"} else "left", no_wrap=name == "stage")
     for row in plan_rows(plan):
         table.add_row(row["stage"], str(row["computed"]), str(row["borrowed"]), row["because"])
     OUT.print(table)

@@ -193,6 +193,10 @@ def test_a_trec_export_is_read_by_ir_measures_in_our_order(dartflow, tmp_path):
 
 
 def test_inspect_prints_one_query_of_one_stage(dartflow):
-    status, out, _ = dartflow("inspect", RUN, "rrf_merge", "log-0017")
+    assert dartflow.json("inspect", RUN, "rrf_merge", "log-0017") == row_of(
+        dartflow.store, RUN, "rrf_merge", "log-0017"
+    )
+    status, out, _ = dartflow("inspect", RUN, "context", "log-0017")
     assert status == 0
-    assert json.loads(out) == row_of(dartflow.store, RUN, "rrf_merge", "log-0017")
+    for passage in row_of(dartflow.store, RUN, "context", "log-0017")["candidates"]:
+        assert passage["chunk_id"] in out

@@ -42,7 +42,7 @@ def test_a_changed_setting_recomputes_its_stage_and_what_depends_on_it(dartflow)
     assert _computed(planned) == BEHIND_LOG_NORMAL
     because = {row["stage"]: row["because"] for row in planned["stages"]}
     assert because["log_normal"] == "changed: sigma: 0.1 -> 0.2"
-    assert because["greedy_selection"] == "reads log_normal, which is computed again"
+    assert because["greedy_selection"] == "reads log_normal, computed again"
     shards = {row["computed"] + row["borrowed"] for row in planned["stages"] if row["stage"] == "context"}
     assert shards == {3}
 

@@ -20,7 +20,7 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from contracts import candidates, corpus, evidence, query
+from contracts import candidates, checks, corpus, evidence, query
 from contracts.annotations import field_annotations, is_row, unwrap
 from contracts.candidates import Candidates, Distances, Selection
 from contracts.columns import Ragged, offsets_from_lengths
@@ -546,12 +546,19 @@ def test_of_a_column_the_lowest_row_is_named_however_it_is_chunked(rows_a_chunk)
 
 
 def test_large_chunks_are_checked_one_by_one_with_the_right_row(monkeypatch):
-    monkeypatch.setattr("contracts.checks._PIECE_BYTES", 64)
+    monkeypatch.setattr(checks, "_PIECE_BYTES", 64)
     table = table_of(Ordered, [ordered(first=number % 10) for number in range(100)])
     bad = table_of(Ordered, [ordered(second=None)])
     table = pa.concat_tables([table.slice(start, 7) for start in range(0, 100, 7)] + [bad])
 
     assert place(refusal(check_table, table, Ordered)) == ("second", 100, "None")
+
+
+def test_small_chunks_are_joined_up_to_a_size(monkeypatch):
+    monkeypatch.setattr(checks, "_PIECE_BYTES", 3 * 8)
+    column = pa.chunked_array([[1], [2], [3], [4, 5, 6, 7], [], [8]])
+
+    assert [piece.to_pylist() for piece in checks._pieces(column)] == [[1, 2, 3], [4, 5, 6, 7], [8]]
 
 
 def test_rules_are_not_asked_about_unsound_lists():
