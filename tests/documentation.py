@@ -39,10 +39,12 @@ def blocks(page: str) -> list[list[tuple[str, str]]]:
 
 
 def masked(output: str) -> str:
-    """An output without what differs from machine to machine: times, digests of floats, space at line ends."""
+    """An output without what differs from machine to machine: times, digests of floats, widths of columns."""
     for pattern, name in _MASKS:
         output = pattern.sub(name, output)
-    return "\n".join(line.rstrip() for line in output.strip().splitlines())
+    # Columns are as wide as their widest value, and seconds differ.
+    lines = (re.sub(r" {2,}|─+", " ", line).strip() for line in output.splitlines())
+    return "\n".join(line for line in lines if line)
 
 
 def run_command(command: str, *, without_prefect: bool = True) -> str:
