@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint lock clean
+.PHONY: help demo test lint quality lock clean
 
 help:            ## Show this list.
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## */\t/'
@@ -19,13 +19,16 @@ demo: $(STAMP)   ## Ingest and rerank the bundled example under Prefect.
 	$(BIN)/dartflow demo
 
 test: $(STAMP)   ## Run the tests, in parallel.
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(STAMP)   ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+quality: $(STAMP)  ## Measure every ranking on real data: make quality DATA=FOLDER.
+	$(BIN)/python -m bench.quality $(DATA)
 
 lock: $(STAMP)   ## Write the lock files anew from pyproject.toml.
 	$(BIN)/uv pip compile pyproject.toml --python-version 3.11 --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet -o requirements.lock

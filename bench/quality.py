@@ -28,6 +28,15 @@ from flows.settings import Settings, load_settings
 from flows.snapshots import make_snapshot
 
 ROOT = Path(__file__).resolve().parents[1]
+_BEGIN, _END = "<!-- written by bench.quality: begin -->", "<!-- written by bench.quality: end -->"
+_NAMES = {
+    "oversample": "dense (oversample)",
+    "greedy_selection": "Dartboard (greedy_selection)",
+    "sparse_search": "keyword (sparse_search)",
+    "rrf_merge": "fused (rrf_merge)",
+    "blended_rerank": "reranked (blended_rerank)",
+    "context": "context after grading",
+}
 
 
 @dataclass(frozen=True)
@@ -100,6 +109,27 @@ def _chosen(settings: Settings) -> dict[str, Any]:
     return {stage: tree[stage] for stage in stages} | {"tokeniser": tree["corpus"]["tokeniser"]}
 
 
+def write_page(results: dict[str, Any]) -> None:
+    """Puts the tables between the markers of docs/benchmarks.md."""
+    page = ROOT / "docs" / "benchmarks.md"
+    before, rest = page.read_text(encoding="utf-8").split(_BEGIN)
+    _, after = rest.split(_END)
+    tables = "\n".join(_table(result) for result in results.values())
+    page.write_text(f"{before}{_BEGIN}\n{tables}{_END}{after}", encoding="utf-8")
+
+
+def _table(result: dict[str, Any]) -> str:
+    names = list(next(iter(result["rankings"].values())))
+    lines = [
+        f"### {result['case']}: {result['queries']} queries, verdict {result['verdict']}\n",
+        f"| ranking | {' | '.join(names)} |",
+        f"|---|{'---|' * len(names)}",
+    ]
+    for stage, measures in result["rankings"].items():
+        lines.append(f"| {_NAMES[stage]} | {' | '.join(f'{measures[name]:.3f}' for name in names)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Runs the cases named on the command line, all by default."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -113,7 +143,8 @@ def main() -> None:
         if words.case is None or case.name in words.case:
             results[case.name] = run_case(case, words.store)
             out.write_text(json.dumps(results, indent=1) + "\n")
-            print(json.dumps(results[case.name]["rankings"], indent=1))
+            write_page(results)
+            print(_table(results[case.name]))
 
 
 if __name__ == "__main__":
