@@ -27,11 +27,13 @@ class Store:
     Args:
         uri: a folder, a `file://` URI, or the URI of a bucket that obstore knows (`s3://bucket/prefix`).
 
+        create: whether a folder that is not there is made; readers leave it.
+
     Raises:
-        ConfigurationError: a URI that obstore does not know, or a folder that cannot be made.
+        ConfigurationError: a URI that obstore does not know, or a folder that is not there or cannot be made.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, create: bool = True) -> None:
         self.uri = uri
         self.root: Path | None = None
         try:
@@ -39,13 +41,13 @@ class Store:
                 self._objects: obstore.store.ObjectStore = from_url(uri)
             else:
                 self.root = _local_path(uri).resolve()
-                self._objects = LocalStore(self.root, mkdir=True)
+                self._objects = LocalStore(self.root, mkdir=create)
         except (BaseError, OSError, ValueError) as error:
             raise ConfigurationError(
                 "store",
                 "cannot be opened",
                 got=uri,
-                want="a folder or a URI such as s3://bucket/prefix",
+                want="a folder" + ("" if create else " that is there") + " or a URI such as s3://bucket/prefix",
                 next_step="Correct --store or the setting `store`.",
             ) from error
 

@@ -296,7 +296,8 @@ def _settings(store: str | None, config: Path | None, assignments: list[str]) ->
 
 
 def _store(store: str | None, config: Path | None) -> Store:
-    return Store(_settings(store, config, []).store)
+    """The store of a command that reads what is there."""
+    return Store(_settings(store, config, []).store, create=False)
 
 
 def _youngest(store: Store) -> str:

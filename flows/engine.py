@@ -13,7 +13,7 @@ import pyarrow as pa
 from checkpoints.commit import borrow, commit, read_manifest, read_table
 from checkpoints.corpora import load_snapshot
 from checkpoints.digests import sha256
-from checkpoints.lease import hold
+from checkpoints.lease import Lease, hold
 from checkpoints.run import (
     clear_failure,
     load_plan,
@@ -24,7 +24,7 @@ from checkpoints.run import (
     write_dead_letters,
 )
 from checkpoints.store import Store
-from contracts.errors import CheckpointError, DartflowError, InputError, MissingArtifactError, StageError
+from contracts.errors import CheckpointError, DartflowError, InputError, MissingArtifactError, RunHeldError, StageError
 from contracts.manifest import Account, Manifest, RunPlan, StagePlan, Verdict
 from contracts.query import DistinctQuery, LogLine
 from contracts.table import check_table
@@ -63,6 +63,7 @@ class Session:
     settings: Settings
     progress: Progress = no_progress
     _resources: dict[str, Any] = field(default_factory=dict)
+    _lease: Lease = field(init=False)
 
     def execute(self, step: Step = plain_step) -> Verdict:
         """Does all that the plan asks for and that is not committed yet, and reads the verdict.
@@ -72,7 +73,7 @@ class Session:
             DartflowError: what stopped the run; it is noted with the run.
         """
         check_wiring()
-        with hold(self.store, self.plan.run_id):
+        with hold(self.store, self.plan.run_id) as self._lease:
             clear_failure(self.store, self.plan.run_id)
             try:
                 borrowed = [entry for entry in self.plan.stages if entry.borrowed_from is not None]
@@ -80,21 +81,26 @@ class Session:
                     step("borrow", lambda: self._borrow(borrowed))
                 for entry in self.plan.stages:
                     if entry.borrowed_from is None and self._missing(entry):
-                        step(entry.stage, lambda entry=entry: self.run_stage(entry))  # type: ignore[misc]
+                        step(entry.stage, lambda entry=entry: self._run_stage(entry))  # type: ignore[misc]
+            except RunHeldError:
+                raise  # the run is another process's now: no note of ours belongs into it
             except DartflowError as error:
                 record_failure(self.store, self.plan.run_id, error)
                 raise
         return verdict(self.store, self.plan)
 
-    def run_stage(self, entry: StagePlan) -> None:
+    def _run_stage(self, entry: StagePlan) -> None:
         """Computes and commits the parts of one stage that are not there yet."""
         missing = self._missing(entry)
         self.progress(entry.stage, entry.parts - len(missing), entry.parts)
         work = self._loader(entry) if entry.stage in LOADED else self._runner(entry)
         already = entry.parts - len(missing)
-        map_shards(
-            work, missing, self.settings.executor, lambda done: self.progress(entry.stage, already + done, entry.parts)
-        )
+
+        def report(done: int) -> None:
+            self._lease.check()
+            self.progress(entry.stage, already + done, entry.parts)
+
+        map_shards(work, missing, self.settings.executor, report)
 
     def _missing(self, entry: StagePlan) -> list[int]:
         found = manifests(self.store, self.plan, entry)

@@ -94,6 +94,12 @@ def test_an_unknown_run_names_the_ones_there_are(dartflow):
         _refused(dartflow(command[0], "nightly", *command[1:]), 1, "has no such run", "got nightly", "want example")
 
 
+def test_a_store_that_is_not_there_is_refused_by_readers_and_not_made(dartflow, tmp_path):
+    dartflow.store = tmp_path / "nowhere"
+    _refused(dartflow("status"), 2, "store: cannot be opened", "want a folder that is there")
+    assert not dartflow.store.exists()
+
+
 @pytest.mark.parametrize("run_id", ["../x", "A", "a/b", "", "a..b", "x" * 65])
 def test_a_run_id_that_is_no_folder_name_is_refused(dartflow, run_id):
     _refused(dartflow("run", QUERIES, "--run-id", run_id, "--without-prefect"), 2, "run id: is not allowed")
