@@ -14,8 +14,9 @@ import numpy as np
 import onnxruntime
 import tokenizers
 
+from contracts.columns import Array
 from contracts.errors import ModelError
-from models.cross_encoder import Logits
+
 
 # What the models of this kind were trained with: positions beyond it do not exist.
 MAX_TOKENS = 512
@@ -73,7 +74,7 @@ class OnnxCrossEncoder:
         # One pool a model: the shards of a process share it, so that they never run more than this at once.
         self._pool = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="cross-encoder")
 
-    def score(self, queries: Sequence[str], passages: Sequence[str]) -> Logits:
+    def score(self, queries: Sequence[str], passages: Sequence[str]) -> Array:
         """(pairs,) float32 logits; each depends on its own query and passage alone.
 
         Raises:
