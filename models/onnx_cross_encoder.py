@@ -17,7 +17,6 @@ import tokenizers
 from contracts.columns import Array
 from contracts.errors import ModelError
 
-
 # What the models of this kind were trained with: positions beyond it do not exist.
 MAX_TOKENS = 512
 # A query is cut only where it would leave a passage less room than this.
