@@ -24,7 +24,7 @@ from flows.engine import Session, plain_step
 from flows.evaluate import evaluate_run, load_qrels
 from flows.planning import new_run_id, plan_run
 from flows.screens import progress_bars
-from flows.settings import Settings, load_settings
+from flows.settings import Settings, load_settings, validated
 from flows.snapshots import make_snapshot
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +79,7 @@ def run_case(case: Case, store: Path) -> dict[str, Any]:
         log = _judged_queries(case.queries, qrels, store / f"{case.name}.parquet")
         plan = plan_run(opened, settings, log, new_run_id(), current_snapshot_id(opened))
         create_run(opened, plan)
-        verdict = Session(opened, plan, settings, report).execute()
+        verdict = Session(opened, plan, validated(plan.settings), report).execute()
     rankings, _ = evaluate_run(opened, plan, qrels)
     return {
         "case": case.name,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
@@ -125,13 +127,29 @@ def stage_entry(plan: RunPlan, stage: str) -> StagePlan:
 
 
 def record_failure(store: Store, run_id: str, error: DartflowError) -> None:
-    """Leaves a note of what stopped a run, until it is resumed."""
-    store.write(f"runs/{run_id}/failure.json", json.dumps({"error": str(error), "kind": type(error).__name__}).encode())
+    """Leaves a note of what stopped a run, with its traceback, until the run is resumed."""
+    note = {"error": str(error), "kind": type(error).__name__, "traceback": traceback.format_exception(error)}
+    store.write(_failure_path(run_id), json.dumps(note, indent=1).encode())
+
+
+def _failure(store: Store, run_id: str) -> str | None:
+    """What stopped the run, in words; None when nothing did."""
+    data = store.read_if_there(_failure_path(run_id))
+    if data is None:
+        return None
+    try:
+        return str(json.loads(data)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"a failure whose note cannot be read: {_failure_path(run_id)}"
+
+
+def _failure_path(run_id: str) -> str:
+    return f"runs/{run_id}/failure.json"
 
 
 def clear_failure(store: Store, run_id: str) -> None:
     """Removes the note of an earlier failure."""
-    store.delete(f"runs/{run_id}/failure.json")
+    store.delete(_failure_path(run_id))
 
 
 def write_dead_letters(store: Store, run_id: str, stage: str, letters: list[DeadLetter]) -> None:
@@ -172,11 +190,12 @@ def verdict(store: Store, plan: RunPlan) -> Verdict:
     """What is true of a run, from its plan, manifests, dead letters, failure note and lease."""
     # A file of dead letters that was lost must not make a run look complete.
     letters = max(len(read_dead_letters(store, plan.run_id)), plan.dead_letters)
-    stages = [_stage_status(store, plan, entry) for entry in plan.stages]
-    missing = sum(stage.missing for stage in stages)
+    stages = [stage_status(store, plan, entry) for entry in plan.stages]
+    name, because = _judged(store, plan, stages, letters)
     return Verdict(
         run_id=plan.run_id,
-        verdict=_verdict_name(store, plan, missing, letters),
+        verdict=name,
+        because=because,
         stages=stages,
         log_lines=plan.log_lines,
         distinct_queries=plan.distinct_queries,
@@ -187,19 +206,27 @@ def verdict(store: Store, plan: RunPlan) -> Verdict:
     )
 
 
-def _verdict_name(store: Store, plan: RunPlan, missing: int, letters: int) -> VerdictName:
-    if holder_of(store, plan.run_id) is not None:
-        return "running"
-    if store.read_if_there(f"runs/{plan.run_id}/failure.json") is not None:
-        return "failed"
-    if missing:
-        return "interrupted"
+def _judged(store: Store, plan: RunPlan, stages: Sequence[StageStatus], letters: int) -> tuple[VerdictName, str | None]:
+    """The verdict, and why it is not complete."""
+    holder = holder_of(store, plan.run_id)
+    if holder is not None:
+        return "running", f"{holder[0]} is at it, last heard of {holder[1]:.0f} s ago"
+    failure = _failure(store, plan.run_id)
+    if failure is not None:
+        return "failed", failure
     if letters > plan.dead_letters_allowed:
-        return "failed"
-    return "partial" if letters else "complete"
+        return "failed", f"{letters} dead letters, {plan.dead_letters_allowed} are within the error budget"
+    missing = [f"{stage.stage} ({stage.missing})" for stage in stages if stage.missing]
+    if missing:
+        return "interrupted", f"missing parts: {', '.join(missing)}"
+    for entry, stage in zip(plan.stages, stages, strict=True):
+        if entry.rows is not None and stage.rows_out != entry.rows:
+            return "failed", f"{entry.stage} has {stage.rows_out} rows where {entry.rows} were planned"
+    return ("partial", f"{letters} dead letters") if letters else ("complete", None)
 
 
-def _stage_status(store: Store, plan: RunPlan, entry: StagePlan) -> StageStatus:
+def stage_status(store: Store, plan: RunPlan, entry: StagePlan) -> StageStatus:
+    """Rows, shards and time of one stage, from its manifests."""
     found = [manifest for manifest in manifests(store, plan, entry) if manifest is not None]
     loaded = entry.stage == "log_lines"
     return StageStatus(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import Field, model_validator
 
 from contracts.candidates import Rank
@@ -149,6 +149,9 @@ class RerankedRanking(Row):
     """What blended_rerank writes: all candidates by falling score, ties by chunk id, and the selection.
 
     `required` names the families that the question needs; `slots` is how many passages may be selected.
+    `max_per_document` and `near_duplicate` are the bounds of the selection as they were set, null for
+    none: whoever fills a slot later takes no chunk of a document that has as many passages, and none
+    whose cosine with a passage reaches it.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -162,6 +165,8 @@ class RerankedRanking(Row):
     rerank_status: Literal["cross_encoder", "no_cross_encoder", "disabled"]
     required: list[str]
     slots: Annotated[Int32, Ge(1)]
+    max_per_document: Annotated[Int32, Ge(1)] | None
+    near_duplicate: Annotated[float, Gt(0), Le(1)] | None
     candidates: list[RerankedCandidate]
 
 

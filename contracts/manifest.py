@@ -55,12 +55,14 @@ class Manifest(_Record):
 class StagePlan(_Record):
     """One stage of a run's plan: its number in the pipeline, its artifacts, and where they come from.
 
-    `inputs` are the parts of the keys that are known before anything is computed.
+    `inputs` are the parts of the keys that are known before anything is computed; `rows` is how many rows
+    all parts must have together, None where only the stage itself can know.
     """
 
     number: int
     stage: str
     parts: int
+    rows: int | None
     inputs: dict[str, object]
     borrowed_from: str | None
     because: str
@@ -101,10 +103,14 @@ class StageStatus(_Record):
 
 
 class Verdict(_Record):
-    """What is true of a run, read from its plan, manifests, dead letters and lease."""
+    """What is true of a run, read from its plan, manifests, dead letters and lease.
+
+    `because` says why it is not complete.
+    """
 
     run_id: str
     verdict: VerdictName
+    because: str | None
     stages: list[StageStatus]
     log_lines: int
     distinct_queries: int

@@ -210,6 +210,7 @@ class Corpus:
             scopes: of the same queries.
             depth: >= 1; fewer hits where fewer chunks are eligible.
         """
+        depth = min(depth, max(len(self.chunks), 1))
         if is_exact(self.index):
             hits = exact_candidates(self.embeddings, vectors, scopes, self.eligible, depth)
         else:

@@ -37,28 +37,38 @@ class KeywordSearch:
     def search(self, texts: Sequence[str], scopes: Scopes, depth: int) -> Ragged:
         """The `depth` best eligible chunks that share a term with each text, as lists of {row, score}.
 
-        Order (-score, row), score float64; an empty list where no eligible chunk shares a term.
+        Order (-score, row), score float64; an empty list where no eligible chunk shares a term. `depth` may
+        be any number >= 1: what is set aside for hits is bounded by what the texts can find at all.
         """
         terms = term_ids(self.index, self.tokeniser, texts)
-        counts = np.zeros(len(texts), dtype=np.int64)
-        rows = np.zeros((len(texts), depth), dtype=np.int64)
-        scores = np.zeros((len(texts), depth))
+        owners, rows, scores = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
         for code, scope in enumerate(scopes.distinct):
             queries = np.flatnonzero(scopes.codes == code)
             if not len(queries):
                 continue
-            asked = _lists(terms, queries)
-            counts[queries], rows[queries], scores[queries] = bm25_top(
-                asked.offsets,
-                asked.values,
-                self.index.offsets,
-                self.index.rows,
-                self.scores,
-                self.eligible(scope),
-                depth,
-                len(self.index.lengths),
+            asked, eligible = _lists(terms, queries), self.eligible(scope)
+            postings = np.bincount(asked.rows, weights=self.index.document_frequencies[asked.values], minlength=1)
+            hits = ragged_hits(
+                *bm25_top(
+                    asked.offsets,
+                    asked.values,
+                    self.index.offsets,
+                    self.index.rows,
+                    self.scores,
+                    eligible,
+                    max(1, min(depth, int(np.count_nonzero(eligible)), int(postings.max()))),
+                    len(self.index.lengths),
+                )
             )
-        return ragged_hits(counts, rows, scores)
+            owners.append(queries[hits.rows])
+            rows.append(hits.values["row"])
+            scores.append(hits.values["score"])
+        owner = np.concatenate(owners)
+        order = np.argsort(owner, kind="stable")
+        return Ragged(
+            offsets_from_lengths(np.bincount(owner, minlength=len(texts))),
+            {"row": np.concatenate(rows)[order], "score": np.concatenate(scores)[order]},
+        )
 
 
 def term_ids(index: KeywordIndex, tokeniser: Tokeniser, texts: Sequence[str]) -> Ragged:

@@ -60,11 +60,11 @@ def read_qrels(text: str, where: str) -> dict[str, dict[str, int]]:
     return qrels
 
 
-def context_measures(context: pa.Table) -> dict[str, float]:
-    """Evidence-family recall and the rate of queries with all families, over those that need any; NaN if none."""
+def context_measures(context: pa.Table) -> dict[str, float | None]:
+    """Evidence-family recall and the rate of queries with all families, over those that need any; None if none."""
     recall = as_numpy(context.column("evidence_family_recall").drop_null())
     if not len(recall):
-        return {"evidence_family_recall": float("nan"), "all_families_rate": float("nan"), "queries": 0.0}
+        return {"evidence_family_recall": None, "all_families_rate": None, "queries": 0.0}
     return {
         "evidence_family_recall": float(np.mean(recall)),
         "all_families_rate": float(np.mean(recall == 1.0)),

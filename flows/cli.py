@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
+import tempfile
+import traceback
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -13,7 +14,6 @@ from checkpoints.run import create_run, load_plan, run_ids, verdict, verify
 from checkpoints.store import Store
 from contracts.errors import DartflowError, MissingArtifactError
 from contracts.manifest import Verdict
-from flows import export as exporting
 from flows.launch import carry_out, ingest_file, start_run
 from flows.screens import ERR, OUT, plan_rows, print_json, show_measures, show_plan, show_row, show_verdict
 from flows.settings import Settings, load_settings
@@ -30,13 +30,6 @@ app = typer.Typer(
 EXIT_STATUS = {"complete": 0, "partial": 3}
 
 
-class Format(StrEnum):
-    """Formats of `dartflow export`."""
-
-    jsonl = "jsonl"
-    trec = "trec"
-
-
 StoreOption = Annotated[str | None, typer.Option("--store", help="Folder or URI of the store.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 SetOption = Annotated[list[str], typer.Option("--set", help="A setting, as in `log_normal.sigma=0.2`.")]
@@ -46,18 +39,28 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id.")]
 
 
 def main() -> NoReturn:
-    """Runs the command; an error of dartflow's own is one line and an exit status, never a traceback."""
+    """Runs the command; an error is one sentence and an exit status, and a defect's traceback goes to a file."""
     try:
         app(standalone_mode=True)
     except DartflowError as error:
         ERR.print(f"[bold red]error:[/] {type(error).__name__}", highlight=False)
         ERR.print(str(error), markup=False, highlight=False)
         sys.exit(error.exit_status)
+    except Exception as error:  # noqa: BLE001 - the last resort
+        with tempfile.NamedTemporaryFile("w", prefix="dartflow-", suffix=".log", delete=False) as file:
+            file.write("".join(traceback.format_exception(error)))
+        ERR.print(f"[bold red]error:[/] {type(error).__name__}", highlight=False)
+        ERR.print(
+            f"dartflow: a defect: got {next(iter(str(error).splitlines()), 'no message')}. Report it with {file.name}.",
+            markup=False,
+            highlight=False,
+        )
+        sys.exit(1)
     sys.exit(0)
 
 
 @app.command()
-def demo(store: StoreOption = None, without_prefect: PrefectOption = False) -> None:
+def demo(store: StoreOption = None, config: ConfigOption = None, without_prefect: PrefectOption = False) -> None:
     """Ingest and rerank the bundled example.
 
     Example: `dartflow demo`. Its log has a few bad lines on purpose, so the verdict is partial, which is success here.
@@ -65,7 +68,7 @@ def demo(store: StoreOption = None, without_prefect: PrefectOption = False) -> N
     from flows.fingerprint import ROOT
 
     plan = f"family_rescue.plan={ROOT / 'examples' / 'evidence_plan.yaml'}"
-    settings = _settings(store or ".dartflow/demo", ROOT / "config" / "example.yaml", [plan])
+    settings = _settings(store or ".dartflow/demo", config or ROOT / "config" / "example.yaml", [plan])
     ingest_file(ROOT / "examples" / "corpus.jsonl", settings, without_prefect=without_prefect)
     result = start_run(ROOT / "examples" / "queries.jsonl", settings, None, without_prefect=without_prefect)
     show_verdict(result)
@@ -133,13 +136,13 @@ def resume(
 ) -> None:
     """Go on with an interrupted run; finished shards are kept.
 
-    Example: `dartflow resume 20261130-021500-1f2e`. Refused when code or models have changed since.
+    Example: `dartflow resume 20261130-021500-1f2e`. Refused when code, models or settings have changed since.
     """
     from flows.planning import check_unchanged
 
     opened = _store(store, config)
     plan = load_plan(opened, run_id)
-    settings = check_unchanged(opened, plan)
+    settings = check_unchanged(opened, plan, load_settings(config, base=plan.settings))
     _finish(carry_out(opened, plan, settings, without_prefect=without_prefect))
 
 
@@ -173,7 +176,7 @@ def rerun(
             show_plan(plan)
         return
     create_run(opened, plan)
-    result = carry_out(opened, plan, settings, without_prefect=without_prefect)
+    result = carry_out(opened, plan, without_prefect=without_prefect)
     if json_:
         print_json(result.model_dump(mode="json"))
         raise typer.Exit(EXIT_STATUS.get(result.verdict, 1))
@@ -214,28 +217,21 @@ def inspect(
 
     Example: `dartflow inspect RUN rrf_merge log-0017`
     """
+    from flows.export import row_of_query
+
     opened = _store(store, config)
-    plan = load_plan(opened, run_id)
-    ids = exporting.logged_ids(opened, plan)
-    wanted = next((query for query, lines in ids.items() if query_id in (query, *lines)), query_id)
-    for table in exporting.stage_tables(opened, plan, stage):
-        for row in table.filter(_equals(table, wanted)).to_pylist():
-            if json_:
-                print_json(row)
-            else:
-                show_row(row)
-            return
-    raise MissingArtifactError(
-        f"run {run_id}, stage {stage}", "has no such query", got=query_id,
-        next_step="`dartflow export RUN --format jsonl OUT` lists all queries.",
-    )  # fmt: skip
+    row = row_of_query(opened, load_plan(opened, run_id), stage, query_id)
+    if json_:
+        print_json(row)
+    else:
+        show_row(row)
 
 
 @app.command()
 def export(
     run_id: RunArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write.")],
-    format_: Annotated[Format, typer.Option("--format", help="jsonl or trec.")] = Format.jsonl,
+    format_: Annotated[Literal["jsonl", "trec"], typer.Option("--format", help="jsonl or trec.")] = "jsonl",
     stage: Annotated[str, typer.Option("--stage", help="Which ranking; the final context by default.")] = "context",
     store: StoreOption = None,
     config: ConfigOption = None,
@@ -244,12 +240,13 @@ def export(
 
     Example: `dartflow export RUN --format trec run.trec --stage blended_rerank`
     """
+    from flows.export import write_export
+
     opened = _store(store, config)
-    plan = load_plan(opened, run_id)
-    lines = exporting.trec_lines if format_ is Format.trec else exporting.jsonl_lines
-    content = "".join(lines(opened, plan, stage))
-    out.write_text(content, encoding="utf-8")
-    OUT.print(f"{content.count(chr(10))} lines of {stage} written to {out}", highlight=False)
+    written = write_export(opened, load_plan(opened, run_id), stage, format_, out)
+    OUT.print(f"{written.lines} lines of {stage} written to {out}", highlight=False)
+    if written.repeated_ids:
+        ERR.print(f"{written.repeated_ids} log lines repeat the id of another query: see the log", highlight=False)
 
 
 @app.command()
@@ -265,11 +262,14 @@ def evaluate(
     Example: `dartflow evaluate RUN --qrels examples/qrels.tsv`
     """
     from flows.evaluate import evaluate_run, load_qrels
+    from flows.export import repeated_ids
 
     opened = _store(store, config)
-    rankings, context = evaluate_run(opened, load_plan(opened, run_id), load_qrels(qrels))
+    plan = load_plan(opened, run_id)
+    rankings, context = evaluate_run(opened, plan, load_qrels(qrels))
     if json_:
-        print_json({"run_id": run_id, "rankings": rankings, "context": context})
+        repeated = repeated_ids(opened, plan)
+        print_json({"run_id": run_id, "rankings": rankings, "context": context, "repeated_ids": repeated})
     else:
         show_measures(rankings, context)
 
@@ -310,12 +310,6 @@ def _youngest(store: Store) -> str:
 def _finish(result: Verdict) -> NoReturn:
     show_verdict(result)
     raise typer.Exit(EXIT_STATUS.get(result.verdict, 1))
-
-
-def _equals(table: object, query_id: str) -> object:
-    import pyarrow.compute as pc
-
-    return pc.equal(table["query_id"], query_id)  # type: ignore[index]
 
 
 if __name__ == "__main__":

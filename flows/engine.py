@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import cached_property
 
 import pyarrow as pa
 
 from checkpoints.commit import borrow, commit, read_manifest, read_table
 from checkpoints.corpora import load_snapshot
-from checkpoints.digests import sha256
 from checkpoints.lease import Lease, hold
 from checkpoints.run import (
     clear_failure,
     load_plan,
     manifests,
+    read_dead_letters,
     record_failure,
     stage_entry,
     verdict,
     write_dead_letters,
 )
 from checkpoints.store import Store
-from contracts.errors import CheckpointError, DartflowError, InputError, MissingArtifactError, RunHeldError, StageError
-from contracts.manifest import Account, Manifest, RunPlan, StagePlan, Verdict
+from contracts.errors import (
+    CheckpointError,
+    CorruptArtifactError,
+    DartflowError,
+    MissingArtifactError,
+    RunHeldError,
+    StageError,
+)
+from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan, Verdict
 from contracts.query import DistinctQuery, LogLine
 from contracts.table import check_table
 from flows.executor import Progress, map_shards, no_progress
 from flows.fingerprint import params_of
-from flows.planning import now, open_query_log, read_query_log_bytes
-from flows.resources import open_resources
+from flows.planning import now, reopen_query_log
+from flows.resources import Resources
 from flows.settings import Settings
 from loading.query_log import QueryLog, embed_queries
 from models.embedder import open_embedder
@@ -62,8 +68,11 @@ class Session:
     plan: RunPlan
     settings: Settings
     progress: Progress = no_progress
-    _resources: dict[str, Any] = field(default_factory=dict)
+    _resources: Resources = field(init=False)
     _lease: Lease = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._resources = Resources(self.store, self.settings, self.plan.snapshot_id)
 
     def execute(self, step: Step = plain_step) -> Verdict:
         """Does all that the plan asks for and that is not committed yet, and reads the verdict.
@@ -80,6 +89,7 @@ class Session:
                 if borrowed:
                     step("borrow", lambda: self._borrow(borrowed))
                 for entry in self.plan.stages:
+                    self._keep_error_budget(entry)
                     if entry.borrowed_from is None and self._missing(entry):
                         step(entry.stage, lambda entry=entry: self._run_stage(entry))  # type: ignore[misc]
             except RunHeldError:
@@ -88,6 +98,15 @@ class Session:
                 record_failure(self.store, self.plan.run_id, error)
                 raise
         return verdict(self.store, self.plan)
+
+    def _keep_error_budget(self, entry: StagePlan) -> None:
+        """Stops a run that is known to have failed before its first costly stage, once its dead letters are kept."""
+        if entry.stage != "log_lines" and self.plan.dead_letters > self.plan.dead_letters_allowed:
+            raise StageError(
+                f"run {self.plan.run_id}", "has more dead letters than its error budget", got=self.plan.dead_letters,
+                want=f"at most {self.plan.dead_letters_allowed} of {self.plan.log_lines} lines",
+                next_step="Correct the log, or raise run.dead_letter_share.",
+            )  # fmt: skip
 
     def _run_stage(self, entry: StagePlan) -> None:
         """Computes and commits the parts of one stage that are not there yet."""
@@ -121,52 +140,63 @@ class Session:
                 borrow(self.store, manifest, run_id=self.plan.run_id, number=entry.number)
                 self.progress(entry.stage, part + 1, entry.parts)
             if entry.stage == "log_lines":
-                self._copy_dead_letters(parent.run_id)
+                self._take_dead_letters(parent)
 
-    def _copy_dead_letters(self, parent_id: str) -> None:
-        path = "dead_letters/log_lines.jsonl"
-        self.store.write(f"runs/{self.plan.run_id}/{path}", self.store.read(f"runs/{parent_id}/{path}"))
+    def _take_dead_letters(self, parent: RunPlan) -> None:
+        """Borrows the dead letters of the log; they now belong to this run."""
+        letters = read_dead_letters(self.store, parent.run_id)
+        if len(letters) != self.plan.dead_letters:
+            raise CorruptArtifactError(
+                f"runs/{parent.run_id}/dead_letters", "letters are missing", got=len(letters),
+                want=self.plan.dead_letters, next_step="Rerun from log_lines.",
+            )  # fmt: skip
+        self._write_dead_letters(letters)
+
+    def _write_dead_letters(self, letters: list[DeadLetter]) -> None:
+        mine = [letter.model_copy(update={"run_id": self.plan.run_id}) for letter in letters]
+        write_dead_letters(self.store, self.plan.run_id, "log_lines", mine)
 
     def _loader(self, entry: StagePlan) -> Callable[[int], None]:
-        """Loads the query log, and gives the work that commits one part of `log_lines` or `queries`."""
-        log = self._load_log()
-        if entry.stage == "log_lines":
-            letters = [letter.model_copy(update={"run_id": self.plan.run_id}) for letter in log.dead_letters]
-            write_dead_letters(self.store, self.plan.run_id, "log_lines", letters)
-            return lambda part: self._commit(entry, part, log.lines, None, time.perf_counter(), LogLine)
-        embedder = open_embedder(self.settings.embedder)
-        size = self.settings.run.shard_size
+        """The work that loads and commits one part of `log_lines` or `queries`."""
+        return self._load_lines(entry) if entry.stage == "log_lines" else self._load_queries(entry)
 
-        def load_shard(part: int) -> None:
+    def _load_lines(self, entry: StagePlan) -> Callable[[int], None]:
+        def load(part: int) -> None:
+            started = time.perf_counter()
+            self._write_dead_letters(self._log.dead_letters)
+            check_table(self._log.lines, LogLine, entry.stage)
+            self._commit(entry, part, self._log.lines, None, started)
+
+        return load
+
+    def _load_queries(self, entry: StagePlan) -> Callable[[int], None]:
+        log, embedder, size = self._log, open_embedder(self.settings.embedder), self.settings.run.shard_size
+
+        def load(part: int) -> None:
             started = time.perf_counter()
             table = embed_queries(log.queries.slice(part * size, size), log.embeddings(part * size, size), embedder)
-            self._commit(entry, part, table, None, started, DistinctQuery)
+            check_table(table, DistinctQuery, entry.stage)
+            self._commit(entry, part, table, None, started)
 
-        return load_shard
+        return load
 
-    def _load_log(self) -> QueryLog:
-        path = Path(self.plan.query_log)
-        got = sha256(read_query_log_bytes(path))
-        if got != self.plan.query_log_sha256:
-            raise InputError(
-                str(path), "the query log has changed since the run was planned", got=f"SHA-256 {got}",
-                want=self.plan.query_log_sha256, next_step="Start a new run.",
-            )  # fmt: skip
-        return open_query_log(path, self.settings, load_snapshot(self.store, self.plan.snapshot_id))
+    @cached_property
+    def _log(self) -> QueryLog:
+        """The query log, read once a session."""
+        return reopen_query_log(self.plan, self.settings, load_snapshot(self.store, self.plan.snapshot_id))
 
     def _runner(self, entry: StagePlan) -> Callable[[int], None]:
         """The work that computes and commits one part of a stage."""
-        if not self._resources:
-            self._resources.update(open_resources(self.store, self.settings, self.plan.snapshot_id))
         stage = find_stage(entry.stage)
-        return lambda part: self._run_part(entry, stage, part)
+        needs = self._resources.of(stage)  # opened here, not by several shards at once
+        return lambda part: self._run_part(entry, stage, needs, part)
 
-    def _run_part(self, entry: StagePlan, stage: Stage, part: int) -> None:
+    def _run_part(self, entry: StagePlan, stage: Stage, needs: Mapping[str, object], part: int) -> None:
         started = time.perf_counter()
         parents = {name: self._parents(name, None if stage.name in RUNS_ONCE else part) for name in stage.reads}
         inputs = {name: self._tables(found) for name, found in parents.items()}
         try:
-            output = stage.checked_run(inputs, self._resources, params_of(self.settings, stage))
+            output = stage.checked_run(inputs, needs, params_of(self.settings, stage))
         except DartflowError:
             raise
         except Exception as error:
@@ -175,7 +205,7 @@ class Session:
                 next_step=f"See the runbook; after the fix, `dartflow rerun {self.plan.run_id}`.",
             ) from error  # fmt: skip
         lineage = {name: [manifest.logical_digest for manifest in found] for name, found in parents.items()}
-        self._commit(entry, part, output.table, output.account, started, None, lineage)
+        self._commit(entry, part, output.table, output.account, started, lineage)
 
     def _parents(self, name: str, part: int | None) -> list[Manifest]:
         """The manifests of one read table: this part's, or all of them (None) for a step that runs once."""
@@ -202,11 +232,8 @@ class Session:
         table: pa.Table,
         account: Account | None,
         started: float,
-        model: type[DistinctQuery | LogLine] | None,
         lineage: dict[str, list[str]] | None = None,
     ) -> None:
-        if model is not None:
-            check_table(table, model, entry.stage)
         commit(
             self.store,
             table,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import faiss
 from threadpoolctl import threadpool_limits
@@ -23,25 +23,27 @@ def map_shards(
 ) -> None:
     """Runs `work` for each shard, as many side by side as there are workers.
 
-    The first error is raised after the shards that had started are done; those not started are
-    dropped. Results do not depend on the number of workers.
+    At the first error those not started are dropped; it is raised after the shards that had started are
+    done, so that what they commit is kept. Results do not depend on the number of workers.
 
     Args:
         work: takes a shard number.
         shards: the numbers.
         params: how many workers.
-        report: told how many shards are done, after each.
+        report: told how many shards are done, after each; what it raises counts as an error of the shard.
     """
-    workers = min(params.workers or os.cpu_count() or 1, max(len(shards), 1))
+    workers = min(params.workers or len(os.sched_getaffinity(0)), max(len(shards), 1))
     # Shards are the parallel unit: threads of BLAS and FAISS inside them would only fight for the same cores.
-    faiss.omp_set_num_threads(1)
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers, thread_name_prefix="shard") as pool:
+    # FAISS keeps its number by thread, so that each worker has to say it.
+    with (
+        threadpool_limits(1, user_api="blas"),
+        ThreadPoolExecutor(workers, "shard", initializer=faiss.omp_set_num_threads, initargs=(1,)) as pool,
+    ):
         futures = [pool.submit(work, shard) for shard in shards]
         try:
-            for done, future in enumerate(futures, start=1):
+            for done, future in enumerate(as_completed(futures), start=1):
                 future.result()
                 report(done)
         except BaseException:
-            for future in futures:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise

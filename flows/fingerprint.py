@@ -88,7 +88,9 @@ def loaded_inputs(name: str, settings: Settings, facts: Facts) -> dict[str, Any]
         "stage": name,
         "code": code_digest(_LOADING),
         "lock": lock_digest(),
-        "params": settings.query_log.model_dump(mode="json"),
+        # Whether an empty log is allowed changes no line of a log that has any.
+        "params": settings.query_log.model_dump(mode="json", exclude={"allow_empty"}),
+        "vectors_from_log": settings.embedder.provider == "precomputed",
         "query_log": facts.query_log_sha256,
         "filter_keys": facts.filter_keys,
     }

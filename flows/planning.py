@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,13 @@ from contracts.corpus import CorpusSnapshot
 from contracts.errors import ChangedRunError, InputError
 from contracts.manifest import RunPlan, StagePlan
 from flows.fingerprint import Facts, difference, loaded_inputs, lock_digest, package_versions, stage_inputs
-from flows.resources import cross_encoder_id, embedder_id, plan_digest
-from flows.settings import Settings, validated
+from flows.preflight import check_plan_keys, settings_of_run
+from flows.resources import cross_encoder_id, embedder_id, load_evidence_plan, plan_digest
+from flows.settings import Settings
 from loading.query_log import QueryLog, load_query_log
 from stages.pipeline import LOADED, RUNS_ONCE, numbered_stages
+
+_COUNTS = ("log_lines", "distinct_queries", "dead_letters")
 
 
 def now() -> str:
@@ -42,31 +44,21 @@ def plan_run(store: Store, settings: Settings, query_log: Path, run_id: str, sna
         ConfigurationError: a setting that cannot be met (a plan file that is not there, a model width).
     """
     snapshot = load_snapshot(store, snapshot_id)
-    data = read_query_log_bytes(query_log)
-    log = open_query_log(query_log, settings, snapshot)
-    shards = _shards(log.queries.num_rows, settings)
-    facts = Facts(
-        snapshot_id=snapshot_id,
-        cross_encoder_id=cross_encoder_id(settings),
-        embedder_id=embedder_id(settings, snapshot),
-        plan_digest=plan_digest(settings),
-        query_log_sha256=sha256(data),
-        filter_keys=snapshot.filter_keys,
-        shards=shards,
-    )
+    settings = settings_of_run(settings, snapshot)
+    digest = sha256(read_query_log_bytes(query_log))
+    counts = _counted(open_query_log(query_log, settings, snapshot))
+    facts = _facts(settings, snapshot, digest, counts)
     return RunPlan(
         run_id=run_id,
         created_at=now(),
         query_log=str(query_log.resolve()),
-        query_log_sha256=facts.query_log_sha256,
+        query_log_sha256=digest,
         snapshot_id=snapshot_id,
-        log_lines=log.lines.num_rows,
-        distinct_queries=log.queries.num_rows,
-        dead_letters=len(log.dead_letters),
-        dead_letters_allowed=_allowed(settings, log),
-        shards=shards,
+        **counts,
+        dead_letters_allowed=_allowed(settings, counts),
+        shards=facts.shards,
         access_control=snapshot.access_control,
-        stages=_entries(settings, facts),
+        stages=_entries(settings, facts, counts),
         settings=settings.model_dump(mode="json"),
         packages=package_versions(),
         lock_sha256=lock_digest(),
@@ -77,7 +69,29 @@ def plan_run(store: Store, settings: Settings, query_log: Path, run_id: str, sna
 def open_query_log(path: Path, settings: Settings, snapshot: CorpusSnapshot) -> QueryLog:
     """A query log, read as a run over this snapshot reads it."""
     precomputed = settings.embedder.provider == "precomputed"
-    return load_query_log(path, settings.query_log, filter_keys=snapshot.filter_keys, with_vectors=precomputed)
+    return load_query_log(
+        path,
+        settings.query_log,
+        filter_keys=snapshot.filter_keys,
+        with_vectors=precomputed,
+        dimension=snapshot.dimension,
+    )
+
+
+def reopen_query_log(plan: RunPlan, settings: Settings, snapshot: CorpusSnapshot) -> QueryLog:
+    """The query log of a run that was planned before.
+
+    Raises:
+        InputError: the file is gone, or is not the one that was planned with.
+    """
+    path = Path(plan.query_log)
+    got = sha256(read_query_log_bytes(path))
+    if got != plan.query_log_sha256:
+        raise InputError(
+            str(path), "the query log has changed since the run was planned", got=f"SHA-256 {got}",
+            want=plan.query_log_sha256, next_step="Restore the log, or start a new run.",
+        )  # fmt: skip
+    return open_query_log(path, settings, snapshot)
 
 
 def read_query_log_bytes(path: Path) -> bytes:
@@ -105,17 +119,19 @@ def plan_rerun(store: Store, parent: RunPlan, settings: Settings, *, from_stage:
         run_id: of the new run.
 
     Raises:
-        ConfigurationError: no such stage.
+        ConfigurationError: no such stage, or a setting that cannot be met.
+        InputError: the query log must be read again, and is not the one that the parent read.
     """
     if from_stage is not None:
         stage_entry(parent, from_stage)
-    shards = _shards(parent.distinct_queries, settings)
-    facts = replace(_facts(store, settings, parent), shards=shards)
+    snapshot = load_snapshot(store, parent.snapshot_id)
+    settings = settings_of_run(settings, snapshot)
+    counts = _counts_of_rerun(parent, settings, snapshot)
+    facts = _facts(settings, snapshot, parent.query_log_sha256, counts)
     reads = {stage.name: stage.reads for _, stage in numbered_stages()} | dict.fromkeys(LOADED, ())
-    fresh = _entries(settings, facts)
     computed: set[str] = set()
     stages = []
-    for entry in fresh:
+    for entry in _entries(settings, facts, counts):
         because = _why_computed(store, parent, entry, from_stage, [r for r in reads[entry.stage] if r in computed])
         if because is not None:
             computed.add(entry.stage)
@@ -123,9 +139,11 @@ def plan_rerun(store: Store, parent: RunPlan, settings: Settings, *, from_stage:
         stages.append(entry.model_copy(update=borrowed if because is None else {"because": because}))
     return parent.model_copy(
         update={
+            **counts,
             "run_id": run_id,
             "created_at": now(),
-            "shards": shards,
+            "dead_letters_allowed": _allowed(settings, counts),
+            "shards": facts.shards,
             "stages": stages,
             "settings": settings.model_dump(mode="json"),
             "packages": package_versions(),
@@ -133,6 +151,15 @@ def plan_rerun(store: Store, parent: RunPlan, settings: Settings, *, from_stage:
             "parent_run_id": parent.run_id,
         }
     )
+
+
+def _counts_of_rerun(parent: RunPlan, settings: Settings, snapshot: CorpusSnapshot) -> dict[str, int]:
+    """The parent's counts of lines and queries, or new ones where the log is to be read in another way."""
+    counts = {name: getattr(parent, name) for name in _COUNTS}
+    facts = _facts(settings, snapshot, parent.query_log_sha256, counts)
+    if loaded_inputs("log_lines", settings, facts) == stage_entry(parent, "log_lines").inputs:
+        return counts
+    return _counted(reopen_query_log(parent, settings, snapshot))
 
 
 def _why_computed(
@@ -153,14 +180,17 @@ def _why_computed(
     return None
 
 
-def check_unchanged(store: Store, plan: RunPlan) -> Settings:
-    """The settings of a run that is to be resumed, after making sure that nothing else has changed.
+def check_unchanged(store: Store, plan: RunPlan, settings: Settings) -> Settings:
+    """The settings to resume a run with, after making sure that nothing which can change a result has changed.
 
     Raises:
-        ChangedRunError: code, lock file, models or plan are not those the run was planned with.
+        ChangedRunError: code, lock file, models, plan or settings are not those the run was planned with.
     """
-    settings = validated(plan.settings)
-    fresh = {entry.stage: entry for entry in _entries(settings, _facts(store, settings, plan))}
+    snapshot = load_snapshot(store, plan.snapshot_id)
+    settings = settings_of_run(settings, snapshot)
+    counts = {name: getattr(plan, name) for name in _COUNTS}
+    facts = _facts(settings, snapshot, plan.query_log_sha256, counts)
+    fresh = {entry.stage: entry for entry in _entries(settings, facts, counts)}
     for entry in plan.stages:
         changed = difference(entry.inputs, fresh[entry.stage].inputs)
         if changed is not None:
@@ -173,41 +203,50 @@ def check_unchanged(store: Store, plan: RunPlan) -> Settings:
     return settings
 
 
-def _facts(store: Store, settings: Settings, plan: RunPlan) -> Facts:
-    snapshot = load_snapshot(store, plan.snapshot_id)
+def _facts(settings: Settings, snapshot: CorpusSnapshot, query_log_sha256: str, counts: Mapping[str, int]) -> Facts:
+    evidence_plan = load_evidence_plan(settings)
+    check_plan_keys(evidence_plan, snapshot)
     return Facts(
-        snapshot_id=plan.snapshot_id,
+        snapshot_id=snapshot.snapshot_id,
         cross_encoder_id=cross_encoder_id(settings),
         embedder_id=embedder_id(settings, snapshot),
-        plan_digest=plan_digest(settings),
-        query_log_sha256=plan.query_log_sha256,
+        plan_digest=plan_digest(evidence_plan),
+        query_log_sha256=query_log_sha256,
         filter_keys=snapshot.filter_keys,
-        shards=plan.shards,
+        # An empty log makes one empty shard, so that nothing is complete by silence.
+        shards=max(1, -(-counts["distinct_queries"] // settings.run.shard_size)),
     )
 
 
-def _entries(settings: Settings, facts: Facts) -> list[StagePlan]:
+def _entries(settings: Settings, facts: Facts, counts: Mapping[str, int]) -> list[StagePlan]:
+    queries = counts["distinct_queries"]
     entries = [
-        _entry(0, name, 1 if name == "log_lines" else facts.shards, loaded_inputs(name, settings, facts))
-        for name in LOADED
+        _entry(0, "log_lines", 1, counts["log_lines"], loaded_inputs("log_lines", settings, facts)),
+        _entry(0, "queries", facts.shards, queries, loaded_inputs("queries", settings, facts)),
     ]
     for number, stage in numbered_stages():
-        parts = 1 if stage.name in RUNS_ONCE else facts.shards
-        entries.append(_entry(number, stage.name, parts, stage_inputs(stage, settings, facts)))
+        once = stage.name in RUNS_ONCE
+        inputs = stage_inputs(stage, settings, facts)
+        entries.append(_entry(number, stage.name, 1 if once else facts.shards, None if once else queries, inputs))
     return entries
 
 
-def _entry(number: int, stage: str, parts: int, inputs: dict[str, Any]) -> StagePlan:
-    return StagePlan(number=number, stage=stage, parts=parts, inputs=inputs, borrowed_from=None, because="a new run")
+def _entry(number: int, stage: str, parts: int, rows: int | None, inputs: dict[str, Any]) -> StagePlan:
+    return StagePlan(
+        number=number, stage=stage, parts=parts, rows=rows, inputs=inputs, borrowed_from=None, because="a new run"
+    )
 
 
-def _shards(queries: int, settings: Settings) -> int:
-    """How many shards; an empty log makes one empty shard, so that nothing is complete by silence."""
-    return max(1, -(-queries // settings.run.shard_size))
+def _counted(log: QueryLog) -> dict[str, int]:
+    return {
+        "log_lines": log.lines.num_rows,
+        "distinct_queries": log.queries.num_rows,
+        "dead_letters": len(log.dead_letters),
+    }
 
 
-def _allowed(settings: Settings, log: QueryLog) -> int:
+def _allowed(settings: Settings, counts: Mapping[str, int]) -> int:
     """How many dead letters the error budget allows."""
-    by_share = int(settings.run.dead_letter_share * log.lines.num_rows)
+    by_share = int(settings.run.dead_letter_share * counts["log_lines"])
     by_count = settings.run.dead_letter_count
     return by_share if by_count is None else min(by_share, by_count)

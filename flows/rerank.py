@@ -9,35 +9,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from prefect import flow, task
+from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import Task, exponential_backoff
 
-from checkpoints.run import load_plan, verdict
+from checkpoints.run import load_plan, stage_status
 from checkpoints.store import Store
 from contracts.errors import StageError, TransientError
-from contracts.manifest import Verdict
+from contracts.manifest import StageStatus
 from flows.engine import Session, Step
+from flows.screens import progress_bars
 from flows.settings import validated
 
 
 def prefect_step(session: Session) -> Step:
     """Runs each step as a Prefect task of its name, and leaves its row of the stage table as an artifact."""
+    entries = {entry.stage: entry for entry in session.plan.stages}
 
     def step(name: str, body: Callable[[], None]) -> None:
         def run_step() -> None:
             body()
-            rows = [stage.model_dump() for stage in verdict(session.store, session.plan).stages if stage.stage == name]
-            if rows:
-                create_table_artifact(
-                    key=f"dartflow-{name.replace('_', '-')}", table=rows, description=f"Run {session.plan.run_id}"
-                )
+            if name in entries:
+                _show_in_prefect(name, stage_status(session.store, session.plan, entries[name]))
 
         as_task(name, run_step)()
 
     return step
+
+
+def _show_in_prefect(name: str, status: StageStatus) -> None:
+    """Leaves the stage's row as a table artifact; Prefect's trouble with it is no trouble of the run."""
+    try:
+        create_table_artifact(key=f"dartflow-{name.replace('_', '-')}", table=[status.model_dump()])
+    except Exception as error:  # noqa: BLE001 - whatever it is, the stage is committed
+        get_run_logger().warning("no table artifact for %s: %s", name, error)
 
 
 def as_task(name: str, body: Callable[[], None]) -> Task[[], None]:
@@ -59,35 +66,23 @@ def _is_transient(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bo
 
 
 @flow(name="rerank", flow_run_name="{run_id}", persist_result=False)
-def rerank(store: str, run_id: str) -> Verdict:
-    """Carries out a planned run; the entry point of deployments.
+def rerank(store: str, run_id: str, settings: dict[str, object]) -> None:
+    """Carries out a planned run, and fails when its verdict is neither complete nor partial.
 
     Args:
         store: URI of the store that holds the plan.
         run_id: the planned run.
+        settings: the configuration tree as plain values; the plan's own, apart from execution settings.
 
     Raises:
         StageError: the verdict is neither complete nor partial.
     """
     opened = Store(store)
-    plan = load_plan(opened, run_id)
-    return _carry_out(Session(opened, plan, validated(plan.settings)))
-
-
-def rerank_session(session: Session) -> Verdict:
-    """The same flow over a session that is open already and shows its progress."""
-
-    def carry_out() -> Verdict:
-        return _carry_out(session)
-
-    return flow(name="rerank", flow_run_name=session.plan.run_id, persist_result=False)(carry_out)()
-
-
-def _carry_out(session: Session) -> Verdict:
-    result = session.execute(prefect_step(session))
+    with progress_bars() as report:
+        session = Session(opened, load_plan(opened, run_id), validated(settings), report)
+        result = session.execute(prefect_step(session))
     if result.verdict not in {"complete", "partial"}:
         raise StageError(
-            f"run {session.plan.run_id}", "did not finish", got=result.verdict, want="complete or partial",
-            next_step=f"Run `dartflow status {session.plan.run_id}`.",
+            f"run {run_id}", "did not finish", got=result.verdict, want="complete or partial",
+            next_step=f"Run `dartflow status {run_id}`.",
         )  # fmt: skip
-    return result

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -15,36 +15,56 @@ from checkpoints.store import Store
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import ConfigurationError
 from contracts.evidence import EvidencePlan
-from corpus.corpus import Corpus
+from corpus.corpus import Corpus, KeywordSearch
 from corpus.files import open_corpus
 from flows.settings import Settings
 from models.cross_encoder import CachedCrossEncoder, CrossEncoder, model_id_of, open_cross_encoder
 from models.embedder import embedder_model_id
 from stages.family_rescue import check_plan_patterns
+from stages.stage import Stage
 
 
-def open_snapshot(store: Store, snapshot_id: str, settings: Settings) -> Corpus:
-    """A corpus snapshot from the store, its files compared with the manifest."""
-    snapshot = load_snapshot(store, snapshot_id)
-    folder = store.local_folder(snapshot_folder(snapshot_id))
-    return open_corpus(folder, snapshot, settings.corpus.collapse_identical_texts)
+class Resources:
+    """What a run's stages may name in `needs`; each is opened when a stage first needs it.
 
+    Args:
+        store: where snapshot and pair scores lie.
+        settings: of the run.
+        snapshot_id: the corpus snapshot of the run.
+    """
 
-def open_resources(store: Store, settings: Settings, snapshot_id: str) -> dict[str, Any]:
-    """Everything that a stage may name in `needs`."""
-    corpus = open_snapshot(store, snapshot_id, settings)
-    bm25 = settings.sparse_search
-    return {
-        "corpus": corpus,
-        "keyword_search": corpus.keyword_search(bm25.k1, bm25.b, bm25.epsilon),
-        "cross_encoder": _open_cross_encoder(store, settings),
-        "plan": load_evidence_plan(settings),
-    }
+    def __init__(self, store: Store, settings: Settings, snapshot_id: str) -> None:
+        self._store = store
+        self._settings = settings
+        self._snapshot_id = snapshot_id
 
+    def of(self, stage: Stage) -> dict[str, object]:
+        """What this stage needs, by name."""
+        return {need: getattr(self, need) for need in stage.needs}
 
-def _open_cross_encoder(store: Store, settings: Settings) -> CrossEncoder | None:
-    encoder = open_cross_encoder(settings.cross_encoder)
-    return None if encoder is None else CachedCrossEncoder(encoder, PairScores(store, encoder.model_id))
+    @cached_property
+    def corpus(self) -> Corpus:
+        """The snapshot, its files compared with the manifest."""
+        snapshot = load_snapshot(self._store, self._snapshot_id)
+        folder = self._store.local_folder(snapshot_folder(self._snapshot_id))
+        return open_corpus(folder, snapshot, self._settings.corpus.collapse_identical_texts)
+
+    @cached_property
+    def keyword_search(self) -> KeywordSearch:
+        """BM25 over the snapshot with the settings of sparse_search."""
+        bm25 = self._settings.sparse_search
+        return self.corpus.keyword_search(bm25.k1, bm25.b, bm25.epsilon)
+
+    @cached_property
+    def cross_encoder(self) -> CrossEncoder | None:
+        """The configured cross-encoder, which asks the kept pair scores first."""
+        encoder = open_cross_encoder(self._settings.cross_encoder)
+        return None if encoder is None else CachedCrossEncoder(encoder, PairScores(self._store, encoder.model_id))
+
+    @cached_property
+    def plan(self) -> EvidencePlan | None:
+        """The evidence plan, or None."""
+        return load_evidence_plan(self._settings)
 
 
 def load_evidence_plan(settings: Settings) -> EvidencePlan | None:
@@ -59,7 +79,7 @@ def load_evidence_plan(settings: Settings) -> EvidencePlan | None:
     path = Path(settings.family_rescue.plan)
     try:
         plan = EvidencePlan.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(
             str(path), "the evidence plan cannot be read", got=str(error), next_step="Correct `family_rescue.plan`."
         ) from error
@@ -83,9 +103,8 @@ def load_evidence_plan(settings: Settings) -> EvidencePlan | None:
     return plan
 
 
-def plan_digest(settings: Settings) -> str:
+def plan_digest(plan: EvidencePlan | None) -> str:
     """A digest of the evidence plan's content; `none` without a plan."""
-    plan = load_evidence_plan(settings)
     return "none" if plan is None else sha256(canonical_json(plan.model_dump(mode="json")))[:16]
 
 

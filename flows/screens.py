@@ -10,6 +10,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -28,8 +29,8 @@ _COLOURS = {"complete": "green", "partial": "yellow", "running": "cyan"}
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One JSON object on standard output, and nothing else."""
-    print(json.dumps(value, ensure_ascii=False))  # noqa: T201 - Rich would wrap and colour it
+    """One JSON object on standard output, and nothing else; what has no number is None, since JSON knows no NaN."""
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False))  # noqa: T201 - Rich would wrap and colour it
 
 
 @contextmanager
@@ -66,7 +67,8 @@ def show_verdict(verdict: Verdict) -> None:
         f"{verdict.dead_letters} dead letters; snapshot {verdict.snapshot_id}, {access}"
     )
     colour = _COLOURS.get(verdict.verdict, "red")
-    OUT.print(f"verdict: [bold {colour}]{verdict.verdict}[/]")
+    because = "" if verdict.because is None else f" ({verdict.because})"
+    OUT.print(f"verdict: [bold {colour}]{verdict.verdict}[/]{escape(because)}", highlight=False)
     OUT.print(f"results: {verdict.results}", highlight=False)
 
 
@@ -74,7 +76,7 @@ def _table(title: str | None) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
-def show_measures(rankings: Mapping[str, Mapping[str, float]], context: Mapping[str, float]) -> None:
+def show_measures(rankings: Mapping[str, Mapping[str, float]], context: Mapping[str, float | None]) -> None:
     """One row a ranking, one column a measure, then how complete the contexts are."""
     table = _table("Rankings")
     table.add_column("stage", no_wrap=True)

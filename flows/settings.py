@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,17 @@ from stages.rrf_merge import Params as RrfMergeParams
 from stages.sparse_search import Params as SparseSearchParams
 
 PREFIX = "DARTFLOW_"
+
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1, but 1e-3 and 1.5e3 are numbers, as in YAML 1.2 and everywhere else."""
+
+
+_Loader.add_implicit_resolver(
+    _FLOAT_TAG, re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
 
 
 class RunParams(Params):
@@ -146,12 +158,17 @@ def _merge(tree: dict[str, Any], update: Mapping[str, Any], where: str, model: t
     """Puts `update` over `tree`, refusing names that the model does not have."""
     for key, value in update.items():
         if key not in model.model_fields:
-            near = difflib.get_close_matches(key, model.model_fields, n=1)
+            near = difflib.get_close_matches(str(key), model.model_fields, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(model.model_fields)}."
             known = f"a setting of {model.__module__.split('.')[-1]}" if model is not Settings else "a known section"
             raise ConfigurationError(where, "unknown setting", got=key, want=known, next_step=hint)
         inner = model.model_fields[key].annotation
-        if isinstance(inner, type) and issubclass(inner, Params) and isinstance(value, Mapping):
+        if isinstance(inner, type) and issubclass(inner, Params):
+            if not isinstance(value, Mapping):
+                raise ConfigurationError(
+                    where, f"{key} is a section", got=repr(value), want=f"{key}.setting=value",
+                    next_step=f"Settings of {key}: {', '.join(inner.model_fields)}.",
+                )  # fmt: skip
             branch = dict(tree.get(key) or {})
             _merge(branch, value, where, inner)
             tree[key] = branch
@@ -167,8 +184,8 @@ def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        content = _parsed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(
             str(path), "cannot be read as YAML", got=str(error).splitlines()[0], next_step="Correct --config."
         ) from error
@@ -181,10 +198,15 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def _parsed(text: str) -> Any:
+    """Raises YAMLError, or ValueError where a scalar only looks like what it is not, as the date 2026-13-45 does."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+
+
 def _yaml_value(text: str, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        return _parsed(text)
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(
             where, "has a value that is not YAML", got=text, next_step="Quote the value."
         ) from error

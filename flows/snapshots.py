@@ -16,6 +16,7 @@ from corpus.files import described_snapshot, snapshot_files
 from flows.engine import Step
 from flows.executor import Progress
 from flows.planning import now
+from flows.preflight import ingest_settings
 from flows.settings import Settings
 from loading.corpus_file import LoadedCorpus, load_corpus_file
 from models.embedder import embedder_model_id, open_embedder
@@ -85,6 +86,7 @@ def _build(loaded: LoadedCorpus, settings: Settings, progress: Progress) -> Corp
         searched_text=settings.corpus.searched_text,
         index_factory=settings.corpus.index_factory,
         settings={
+            "ingest": ingest_settings(settings),
             "left_out_columns": loaded.left_out_columns,
             "quarantined": [chunk.__dict__ for chunk in loaded.quarantined],
         },

@@ -75,7 +75,12 @@ class QueryLog:
 
 
 def load_query_log(
-    path: Path, params: QueryLogParams, *, filter_keys: Collection[str] | None = None, with_vectors: bool = True
+    path: Path,
+    params: QueryLogParams,
+    *,
+    filter_keys: Collection[str] | None = None,
+    with_vectors: bool = True,
+    dimension: int | None = None,
 ) -> QueryLog:
     """Reads a log and finds its distinct queries.
 
@@ -89,9 +94,12 @@ def load_query_log(
             letter. None lets every key through.
         with_vectors: whether a column of embeddings is read and its faulty lines refused; pass False
             where an embedder makes them anew.
+        dimension: how many numbers an embedding must have, as those of the corpus (`CorpusSnapshot.dimension`);
+            a line with another number is a dead letter. None takes the number that most lines have.
 
     Raises:
-        InputError: a log that cannot be read, has no column of texts, or is empty and may not be.
+        InputError: a log that cannot be read, has no column of texts, is empty and may not be, or whose
+            embeddings all have another number than `dimension`.
     """
     records = read_records(path, params.columns.get("embedding", "embedding"))
     if not records.rows and not records.bad and not params.allow_empty:
@@ -101,7 +109,7 @@ def load_query_log(
         )  # fmt: skip
     columns = _columns(path, records, params)
     reader = RowReader(columns, records.file_format, params.max_characters, filter_keys)
-    vectors = _vectors(records, columns["embedding"]) if with_vectors else None
+    vectors = _vectors(path, records, columns["embedding"], dimension) if with_vectors else None
     lines: list[tuple[int, str, AskedQuery | BadLine, int]] = []
     for place, (number, row) in enumerate(zip(records.line_numbers, records.rows, strict=True)):
         asked = _read(reader, records, place, None if vectors is None else vectors.problems.get(place))
@@ -141,12 +149,20 @@ def _columns(path: Path, records: Records, params: QueryLogParams) -> dict[str, 
     return columns
 
 
-def _vectors(records: Records, column: str) -> LoadedVectors | None:
+def _vectors(path: Path, records: Records, column: str, dimension: int | None) -> LoadedVectors | None:
     if records.vectors is not None:
-        return vectors_of_array(records.vectors)
-    if any(column in row for row in records.rows):
-        return vectors_of_values([row.get(column) for row in records.rows])
-    return None
+        vectors = vectors_of_array(records.vectors, dimension)
+    elif any(column in row for row in records.rows):
+        vectors = vectors_of_values([row.get(column) for row in records.rows], dimension)
+    else:
+        return None
+    if dimension is not None and vectors.widths and dimension not in vectors.widths:
+        raise InputError(
+            f"{path}, column {column}", "no vector has the width of the corpus",
+            got=", ".join(map(str, vectors.widths)), want=dimension,
+            next_step="Embed the log with the model that embedded the corpus, or ingest the corpus anew.",
+        )  # fmt: skip
+    return vectors
 
 
 def _query_log(lines: list[tuple[int, str, AskedQuery | BadLine, int]], matrix: Any) -> QueryLog:

@@ -26,10 +26,12 @@ class LoadedVectors:
     Attributes:
         matrix: (rows, width) float32 or float64; a row with a problem is zero.
         problems: what is wrong, in words, by row.
+        widths: the widths that the vectors have, ascending; none where there is no vector at all.
     """
 
     matrix: Array
     problems: Mapping[int, str]
+    widths: tuple[int, ...] = ()
 
 
 def vectors_of_array(lists: pa.Array, width: int | None = None) -> LoadedVectors:
@@ -64,7 +66,7 @@ def vectors_of_values(given: Sequence[Any], width: int | None = None) -> LoadedV
     offsets = offsets_from_lengths(np.array([len(one or ()) for one in lists], dtype=np.int64))
     loaded = _matrix(offsets, flat, width)
     wrong = {row: _NO_NUMBERS for row, one in enumerate(lists) if one is None}
-    return LoadedVectors(loaded.matrix, {**loaded.problems, **wrong})
+    return LoadedVectors(loaded.matrix, {**loaded.problems, **wrong}, loaded.widths)
 
 
 def _numbers(value: Any) -> list[float] | None:
@@ -105,4 +107,4 @@ def _matrix(offsets: Array, values: Array, width: int | None) -> LoadedVectors:
     problems.update(dict.fromkeys(np.flatnonzero(infinite).tolist(), "its vector holds a NaN or an infinity"))
     problems.update(dict.fromkeys(np.flatnonzero(zero).tolist(), "its vector is zero"))
     matrix[infinite] = 0
-    return LoadedVectors(matrix, problems)
+    return LoadedVectors(matrix, problems, tuple(np.unique(lengths[lengths > 0]).tolist()))

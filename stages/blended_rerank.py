@@ -17,7 +17,7 @@ from contracts.errors import ConfigurationError, ModelError
 from contracts.evidence import RerankedRanking, Share
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
-from contracts.table import build_table
+from contracts.table import Int32, build_table
 from corpus.corpus import Corpus
 from corpus.exact_tokens import exact_shares
 from models.cross_encoder import CrossEncoder
@@ -51,9 +51,11 @@ class Params(BaseParams):
         top_k: slots of the selection, >= 1, at least the families that a question needs.
         max_per_document: chunks of one document in a selection, >= 1; 1 spreads it over as many
             documents as it has slots, None sets no bound. Families come before the bound and count
-            towards it; slots that the bound leaves empty are filled in order without it.
+            towards it; slots that the bound leaves empty are filled in order without it. What
+            crag_grading fills never breaks it.
         near_duplicate: cosine in (0, 1] from which a passage is a copy of a picked one and is passed
-            over; low values leave slots empty, 1 only drops equal embeddings, None switches it off.
+            over, by crag_grading too; low values leave slots empty, 1 only drops equal embeddings, None
+            switches it off.
         normalisation: `absolute` leaves the parts as they are, so that scores mean the same for every
             query; `min_max` stretches each part over the candidates of a query, so that they do not,
             and a grade taken from them is relative too.
@@ -65,8 +67,8 @@ class Params(BaseParams):
     lexical_weight: Weight = 0.3
     exact_token_bonus: Share = 0.1
     cross_encoder_depth: Annotated[int, Ge(1)] = 20
-    top_k: Annotated[int, Ge(1)] = 5
-    max_per_document: Annotated[int, Ge(1)] | None = None
+    top_k: Annotated[Int32, Ge(1)] = 5
+    max_per_document: Annotated[Int32, Ge(1)] | None = None
     near_duplicate: Annotated[float, Gt(0), Le(1)] | None = None
     normalisation: Literal["absolute", "min_max"] = "absolute"
 
@@ -356,6 +358,8 @@ def _selected(
         distinct, places = np.unique(rows, return_inverse=True)
         vectors = np.ascontiguousarray(corpus.embeddings[distinct])
     documents = corpus.column("document_id").take(pa.array(rows, pa.int64())).dictionary_encode()
+    # More slots than candidates stay empty, and the kernel sets aside room for every slot.
+    top_k = min(params.top_k, max(len(rows), 1))
     ranks = select_under_coverage(
         offsets,
         members,
@@ -364,8 +368,8 @@ def _selected(
         as_numpy(corpus.column("text_id"))[rows],
         vectors,
         places,
-        params.top_k,
-        params.max_per_document or params.top_k,
+        top_k,
+        params.max_per_document or top_k,
         params.near_duplicate or np.inf,
     )
     return pa.array(ranks, pa.int32(), mask=ranks == 0)
@@ -417,6 +421,8 @@ def blended_rerank_table(
             "rerank_status": [with_model if params.enabled else "disabled"] * len(queries),
             "required": Ragged(required.offsets, required.values["family"]),
             "slots": np.full(len(queries), params.top_k),
+            "max_per_document": [params.max_per_document] * len(queries),
+            "near_duplicate": [params.near_duplicate] * len(queries),
             "candidates": Ragged(ranking.offsets, values),
         },
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
+import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +23,7 @@ from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus, KeywordSearch
+from corpus.exact_search import read_only
 from corpus.scope import Scopes
 from models.cross_encoder import CrossEncoder
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
@@ -31,7 +33,11 @@ _GRADES = pa.array(["incorrect", "ambiguous", "correct"])
 _INCORRECT, _CORRECT = 0, 2
 _ORIGINS = pa.array(["selected", "next_ranked", "corrective"])
 _SELECTED, _NEXT_RANKED, _CORRECTIVE = 0, 1, 2
+_LEFT, _KEPT, _UNUSABLE, _USABLE = 0, 1, 2, 3
 _WORD = re.compile(r"\w+")
+# Cosines that differ by less are equal but for the rounding of float32, as in blended_rerank.
+_ROUNDING = 1e-6
+_NO_BOUND = 2**31 - 1
 
 
 class Params(BaseParams):
@@ -99,28 +105,85 @@ def query_actions(queries: IntArray, grades: Array, count: int) -> Array:
     return actions
 
 
-def fill_slots(queries: IntArray, usable: Array, room: Array) -> Array:
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _breaks_bound(
+    option: int,
+    kept: Array,
+    documents: Array,
+    rows: Array,
+    vectors: Array,
+    max_per_document: int,
+    near_duplicate: float,
+) -> bool:
+    """Whether an option is of a document that has its passages already, or a near copy of a kept passage."""
+    same_document = 0
+    for passage in kept:
+        same_document += documents[passage] == documents[option]
+        if near_duplicate <= 1.0:
+            cosine = 0.0
+            for axis in range(vectors.shape[1]):
+                cosine += np.float64(vectors[rows[passage], axis]) * np.float64(vectors[rows[option], axis])
+            if cosine >= near_duplicate - _ROUNDING:
+                return True
+    return same_document >= max_per_document
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def fill_slots(
+    offsets: Array,
+    states: Array,
+    texts: Array,
+    documents: Array,
+    rows: Array,
+    vectors: Array,
+    room: Array,
+    limit: int,
+    max_per_document: Array,
+    near_duplicate: Array,
+) -> Array:
     """Which options come up before their query has no free slot left: a usable one takes a slot, others none.
 
+    Never comes up, and takes no slot: a text that has been seen, be it that of a passage that left; a chunk
+    of a document that has `max_per_document` kept passages; a near copy of a kept passage. What fills a slot
+    is kept for those after it. Unlike the selection, a fill breaks no bound for a family or an empty slot.
+
     Args:
-        queries: (options,) int64 ascending, the query of each option; options of a query in the order they come up.
-        usable: (options,) bool.
+        offsets: (queries + 1,) int64, of each query first the graded passages, then the options as they come up.
+        states: (passages,) int64: a graded passage has left (0) or is kept (1), an option is unusable (2) or
+            usable (3).
+        texts: (passages,) int64 below their number, equal where query and text are equal.
+        documents: (passages,) int64, equal for one document.
+        rows: (passages,) int64, the vector of each.
+        vectors: (chunks, dimension) float32, of length 1.
         room: (queries,) int64, free slots.
+        limit: how many options of a query come up at the most.
+        max_per_document: (queries,) int64, >= 1.
+        near_duplicate: (queries,) float64, cosine; above 1 nothing is a near copy.
 
     Returns:
-        (options,) bool.
+        (passages,) bool, false for the graded ones.
     """
-    before = np.cumsum(usable) - usable
-    start = np.searchsorted(queries, queries, side="left")
-    filled: Array = before - before[start] < room[queries]
-    return filled
-
-
-def new_texts(keys: Array, taken: Array) -> Array:
-    """(options,) bool: the first option with each key that is not among the taken ones."""
-    first = np.zeros(len(keys), dtype=bool)
-    first[np.unique(keys, return_index=True)[1]] = True
-    return first & ~np.isin(keys, taken)
+    comes_up = np.zeros(len(rows), np.bool_)
+    seen = np.zeros(len(rows), np.bool_)
+    for query in range(len(offsets) - 1):
+        start, end = offsets[query], offsets[query + 1]
+        kept, count, free, left = np.empty(end - start, np.int64), 0, room[query], limit
+        for place in range(start, end):
+            if states[place] >= _UNUSABLE:
+                if free <= 0 or left <= 0:
+                    break
+                if seen[texts[place]] or _breaks_bound(
+                    place, kept[:count], documents, rows, vectors, max_per_document[query], near_duplicate[query]
+                ):
+                    continue
+                comes_up[place] = True
+                left -= 1
+                free -= states[place] == _USABLE
+            seen[texts[place]] = True
+            if states[place] in (_KEPT, _USABLE):
+                kept[count] = place
+                count += 1
+    return comes_up
 
 
 def rewrite_queries(texts: Sequence[str], corpus: Corpus, terms: int) -> list[str]:
@@ -177,7 +240,8 @@ class _Passages:
 class _Shard:
     """What every step of the grading looks at.
 
-    `by_model` says for each query whether the cross-encoder took part in its ranking.
+    `by_model` says for each query whether the cross-encoder took part in its ranking; `max_per_document`
+    and `near_duplicate` are as `fill_slots` takes them.
     """
 
     texts: list[str]
@@ -185,6 +249,8 @@ class _Shard:
     shapes: pa.Array
     by_model: Array
     slots: Array
+    max_per_document: Array
+    near_duplicate: Array
     ranking: Ragged
     rows: IntArray
     corpus: Corpus
@@ -220,11 +286,31 @@ class _Shard:
         """(passages,) int8 grades under the limits of this run."""
         return grade_scores(scores, self.params.lower, self.params.upper)
 
-    def text_keys(self, queries: IntArray, rows: IntArray) -> Array:
-        """(passages,) int64: equal where query and text are equal."""
+    def coming_up(
+        self, graded: _Passages, queries: IntArray, rows: IntArray, usable: Array, room: Array, limit: int = _NO_BOUND
+    ) -> Array:
+        """(options,) bool: the options that `fill_slots` lets come up behind the graded passages."""
+        owners = np.concatenate([graded.queries, queries])
+        order = np.argsort(owners, kind="stable")
+        owners, chunks = owners[order], np.concatenate([graded.rows, rows])[order]
+        states = np.concatenate([np.where(graded.kept, _KEPT, _LEFT), np.where(usable, _USABLE, _UNUSABLE)])
         texts = as_numpy(self.corpus.column("text_id"))
-        keys: Array = queries * (int(texts.max(initial=0)) + 1) + texts[rows]
-        return keys
+        keys = owners * (int(texts.max(initial=0)) + 1) + texts[chunks]
+        documents = self.corpus.column("document_id").take(pa.array(chunks, pa.int64())).dictionary_encode()
+        comes_up = np.empty(len(order), dtype=bool)
+        comes_up[order] = fill_slots(
+            offsets_from_lengths(np.bincount(owners, minlength=len(self.texts))),
+            states[order],
+            np.unique(keys, return_inverse=True)[1],
+            as_numpy(documents.indices).astype(np.int64),
+            chunks,
+            read_only(self.corpus.embeddings),
+            room,
+            limit,
+            self.max_per_document.astype(np.int64),
+            self.near_duplicate.astype(np.float64),
+        )
+        return comes_up[len(graded.rows) :]
 
     def ranked(self, places: IntArray, scores: Array, kept: Array, origin: int) -> _Passages:
         """Some of the ranked candidates as graded passages."""
@@ -253,6 +339,10 @@ def crag_grading_table(
 ) -> StageOutput:
     """Grades the selection, fills the slots of incorrect passages, and searches once where nothing is correct.
 
+    A fill never breaks `max_per_document` or `near_duplicate` of blended_rerank, not even where a slot stays
+    empty for it. Kept passages count, in the order in which they came; an incorrect one that left does not,
+    but its text stays out.
+
     A candidate that only the corrective search reached counts as added, one that was ranked and comes
     back through it does not.
     """
@@ -263,6 +353,8 @@ def crag_grading_table(
         shapes=column(family_rescue, "shape"),
         by_model=as_numpy(pc.equal(column(blended_rerank, "rerank_status"), "cross_encoder")),
         slots=as_numpy(column(blended_rerank, "slots")),
+        max_per_document=as_numpy(pc.fill_null(column(blended_rerank, "max_per_document"), _NO_BOUND)),
+        near_duplicate=as_numpy(pc.fill_null(column(blended_rerank, "near_duplicate"), np.inf)),
         ranking=ranking,
         rows=corpus.rows(ranking.values["chunk_id"]),
         corpus=corpus,
@@ -314,11 +406,10 @@ def _selected(shard: _Shard) -> _Passages:
 def _next_ranked(shard: _Shard, selected: _Passages) -> _Passages:
     """Candidates behind the selection, in rank order until the slots are full; only those with a known score."""
     scores = shard.known_scores()
-    known = np.flatnonzero(~np.isnan(scores))
-    keys = shard.text_keys(shard.ranking.rows[known], shard.rows[known])
-    options = known[new_texts(keys, shard.text_keys(selected.queries, selected.rows))]
+    options = np.flatnonzero(~np.isnan(scores))
     usable = shard.grades(scores[options]) > _INCORRECT
-    considered = fill_slots(shard.ranking.rows[options], usable, selected.room(shard.slots))
+    queries = shard.ranking.rows[options]
+    considered = shard.coming_up(selected, queries, shard.rows[options], usable, selected.room(shard.slots))
     options = options[considered]
     return shard.ranked(options, scores[options], usable[considered], _NEXT_RANKED)
 
@@ -326,17 +417,19 @@ def _next_ranked(shard: _Shard, selected: _Passages) -> _Passages:
 def _corrective(
     shard: _Shard, graded: _Passages, queries: IntArray, rows: IntArray, plan: EvidencePlan | None
 ) -> _Passages:
-    """The first new hits of the corrective search; those not incorrect are kept while there is room."""
-    # A chunk that was considered has its text taken, so the one rule keeps out both.
-    new = new_texts(shard.text_keys(queries, rows), shard.text_keys(graded.queries, graded.rows))
+    """The first new hits of the corrective search; those not incorrect are kept while there is room.
+
+    A hit that would break a bound beside what is kept already is not read; one that would beside an
+    earlier hit has been read by then, and is graded but not kept.
+    """
+    unread = np.zeros(len(rows), dtype=bool)  # takes no slot yet, so that full queries are searched too
+    room = np.ones(len(shard.texts), dtype=np.int64)
+    new = shard.coming_up(graded, queries, rows, unread, room, min(shard.params.corrective_limit, _NO_BOUND))
     queries, rows = queries[new], rows[new]
-    limit = np.full(len(shard.texts), shard.params.corrective_limit)
-    first = fill_slots(queries, np.ones(len(rows), dtype=bool), limit)
-    queries, rows = queries[first], rows[first]
     scores = shard.new_scores(queries, rows)
     grades = shard.grades(scores)
     usable = grades > _INCORRECT
-    kept = usable & fill_slots(queries, usable, graded.room(shard.slots))
+    kept = usable & shard.coming_up(graded, queries, rows, usable, graded.room(shard.slots))
     families = _families_by_plan(queries, rows, shard.shapes, plan, shard.corpus)
     return _Passages(queries, rows, scores, grades, kept, np.full(len(rows), _CORRECTIVE), families)
 

@@ -114,9 +114,7 @@ def _search(queries: pa.Table, corpus: Corpus, params: Params) -> Ragged:
     scopes = Scopes.of(queries)
     if params.engine == "rank-bm25":
         return reference_search(corpus, texts, scopes, params)
-    # Deeper than the corpus finds nothing more, and the search sets aside room for the whole depth.
-    depth = max(1, min(params.depth, len(corpus.chunks)))
-    return corpus.keyword_search(params.k1, params.b, params.epsilon).search(texts, scopes, depth)
+    return corpus.keyword_search(params.k1, params.b, params.epsilon).search(texts, scopes, params.depth)
 
 
 def _outcome_and_list_agree(_inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:

@@ -15,7 +15,7 @@ from checkpoints.store import Store
 from flows.engine import Session, plain_step
 from flows.executor import no_progress
 from flows.planning import plan_run
-from flows.settings import load_settings
+from flows.settings import load_settings, validated
 from flows.snapshots import make_snapshot
 from tests.example import ROOT, RUN, CommandLine
 
@@ -47,7 +47,7 @@ def example_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             log = ROOT / "examples" / "queries.jsonl"
             plan = plan_run(opened, settings, log, RUN, current_snapshot_id(opened))
             create_run(opened, plan)
-            Session(opened, plan, settings).execute()
+            Session(opened, plan, validated(plan.settings)).execute()
             (store / "done").touch()
     return store
 

@@ -420,6 +420,28 @@ def test_max_per_document_holds_back_until_slots_are_left(letters: Corpus):
         assert selection(rerank(letters, inputs, max_per_document=1, top_k=top_k, **RETRIEVAL_ONLY)) == expected
 
 
+def test_the_bounds_of_the_selection_stand_in_the_table(letters: Corpus):
+    queries = make_queries([{"text": "zzz"}, {"text": "yyy"}])
+    inputs = make_inputs(queries, [scored({"a": 0.9}), []])
+    for max_per_document, near_duplicate in ((2, 0.9), (None, None)):
+        for enabled in (True, False):
+            given = {"max_per_document": max_per_document, "near_duplicate": near_duplicate, "enabled": enabled}
+            table = rerank(letters, inputs, **given).table
+            assert table.column("max_per_document").to_pylist() == [max_per_document] * 2
+            assert table.column("near_duplicate").to_pylist() == [near_duplicate] * 2
+
+
+def test_the_most_slots_take_all_candidates(letters: Corpus):
+    inputs = make_inputs(ZZZ, [scored({"a": 0.9, "b": 0.8, "d": 0.7})])
+    most = 2**31 - 1
+    for bound in (None, most):
+        output = rerank(letters, inputs, top_k=most, max_per_document=bound, **RETRIEVAL_ONLY)
+        assert selection(output) == ["a", "b", "d"]
+        assert output.table.column("slots").to_pylist() == [most]
+    with pytest.raises(ValidationError, match="less than or equal to 2147483647"):
+        Params(max_per_document=most + 1)
+
+
 def test_families_come_before_the_bound_and_count_towards_it(letters: Corpus):
     candidates = scored({"a": 0.9, "d": 0.8, "b": 0.7, "c": 0.6}, b="x", c="y")
     output = rerank(

@@ -149,9 +149,47 @@ def test_an_empty_log_is_refused_unless_it_is_allowed(dartflow, tmp_path):
 
 
 def test_too_many_dead_letters_fail_the_run(dartflow):
-    words = ("--set", "run.dead_letter_count=4", "--run-id", "strict", "--without-prefect", "--set")
-    assert dartflow("run", QUERIES, *words, "cross_encoder.provider=none")[0] == 1
-    assert dartflow.json("status", "strict")["verdict"] == "failed"
+    words = ("run", QUERIES, "--set", "run.dead_letter_count=4", "--run-id", "strict", "--without-prefect")
+    _refused(dartflow(*words), 1, "has more dead letters than its error budget: got 5, want at most 4 of 200 lines")
+    status = dartflow.json("status", "strict")
+    assert status["verdict"] == "failed"
+    assert "error budget" in status["because"]
+    # The letters are kept, and nothing costly was computed.
+    assert len((dartflow.store / "runs" / "strict" / "dead_letters" / "log_lines.jsonl").read_text().splitlines()) == 5
+    assert [stage["stage"] for stage in status["stages"] if stage["computed"]] == ["log_lines"]
+
+
+def test_a_plan_that_names_unknown_metadata_is_refused_before_the_run(dartflow, tmp_path):
+    family = "{name: x, metadata: {colour: red}, rescue_query: red}"
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(f"name: p\nversion: '1'\nshapes: [{{name: s, recognise: [hub], families: [{family}]}}]\n")
+    words = ("run", QUERIES, "--run-id", "red", "--set", f"family_rescue.plan={plan}", "--without-prefect")
+    _refused(dartflow(*words), 2, "evidence plan, shape s, family x", "got colour", "want one of authority_tier")
+    assert not (dartflow.store / "runs" / "red").exists()
+
+
+def test_a_blend_without_any_part_is_refused_before_the_run(dartflow):
+    parts = ("blended_rerank.retrieval_weight=0", "blended_rerank.lexical_weight=0", "cross_encoder.provider=none")
+    words = [word for part in parts for word in ("--set", part)]
+    _refused(dartflow("run", QUERIES, *words, "--without-prefect"), 2, "is the only weight, but there is no cross")
+
+
+@pytest.mark.parametrize("words", [("--config",), ("--set", "family_rescue.plan=")], ids=["configuration", "plan"])
+def test_a_file_that_is_not_utf_8_is_refused(dartflow, tmp_path, words):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes(b"name: caf\xe9\n")
+    given = (*words, str(path)) if words == ("--config",) else (words[0], f"{words[1]}{path}")
+    _refused(dartflow("run", QUERIES, *given, "--without-prefect"), 2, "latin.yaml", "cannot be read")
+
+
+def test_a_defect_is_one_sentence_and_a_file(dartflow, monkeypatch):
+    monkeypatch.setattr("flows.cli.load_plan", lambda *_: 1 / 0)
+    status, out, err = dartflow("status", RUN)
+    assert status == 1
+    assert "Traceback" not in out + err
+    log = Path(err.split("Report it with ")[1].strip().removesuffix("."))
+    assert "ZeroDivisionError: division by zero" in log.read_text()
+    log.unlink()
 
 
 def test_every_command_has_help_with_an_example(dartflow, capsys):

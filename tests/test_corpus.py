@@ -302,3 +302,5 @@ def test_keyword_search_heeds_scopes_in_any_order_of_queries():
     assert [set(rows) for rows in lists(found)] == [{0}, {0, 1}, set(), {2}, set(), set()]
     assert isinstance(found, Ragged)
     assert corpus.keyword_search(1.5, 0.75, 0.25) is search
+    deepest = search.search(queries.column("text").to_pylist(), Scopes.of(queries), 2**63)
+    assert deepest.values["row"].tolist() == found.values["row"].tolist()

@@ -18,13 +18,13 @@ from contracts.errors import ConfigurationError
 from contracts.evidence import EvidencePlan, Family, RerankedRanking, RescuedRanking, Shape
 from contracts.table import check_table, schema
 from corpus.corpus import Corpus
+from corpus.exact_search import read_only
 from corpus.scope import Scope, Scopes
 from stages.crag_grading import (
     STAGE,
     Params,
     fill_slots,
     grade_scores,
-    new_texts,
     query_actions,
     rewrite_queries,
 )
@@ -91,7 +91,9 @@ def candidate(chunk_id: str, score: float, *, model: float | None = None, place:
 
 def reranked(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Blended rankings from rows that name at least their candidates."""
-    defaults = {"rerank_status": "cross_encoder", "required": [], "slots": 2}
+    defaults = {
+        "rerank_status": "cross_encoder", "required": [], "slots": 2, "max_per_document": None, "near_duplicate": None,
+    }  # fmt: skip
     made = []
     for number, row in enumerate(rows):
         candidates = [{**one, "rank": rank} for rank, one in enumerate(row["candidates"], start=1)]
@@ -149,16 +151,69 @@ def test_the_action_is_the_strongest_grade_and_incorrect_without_passages() -> N
     assert query_actions(queries, grades, 4).tolist() == [2, 1, 0, 0]
 
 
+LEFT, KEPT, UNUSABLE, USABLE = range(4)
+
+
+def come_up(passages_of: Sequence[Sequence[tuple[int, int, int, int]]], **bounds: Any) -> list[bool]:
+    """What comes up for queries whose passages are (state, text, document, degrees of the vector's angle)."""
+    flat = np.array([one for passages in passages_of for one in passages], dtype=np.int64).reshape(-1, 4)
+    angles = np.deg2rad(np.arange(181))
+    count = len(passages_of)
+    return fill_slots(
+        np.cumsum([0, *map(len, passages_of)]),
+        flat[:, 0],
+        flat[:, 1],
+        flat[:, 2],
+        flat[:, 3],
+        read_only(np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)),
+        np.array(bounds.get("room", [9] * count)),
+        bounds.get("limit", 9),
+        np.array(bounds.get("max_per_document", [9] * count)),
+        np.array(bounds.get("near_duplicate", [np.inf] * count)),
+    ).tolist()
+
+
 def test_options_come_up_until_the_slots_are_full() -> None:
-    queries = np.array([0, 0, 0, 0, 1, 1, 2])
-    usable = np.array([False, True, True, True, True, False, True])
-    room = np.array([2, 1, 0])
+    queries = [
+        [(UNUSABLE, 0, 0, 0), (USABLE, 1, 0, 0), (USABLE, 2, 0, 0), (USABLE, 3, 0, 0)],
+        [(USABLE, 4, 0, 0), (UNUSABLE, 5, 0, 0)],
+        [(USABLE, 6, 0, 0)],
+    ]
     # Query 0 looks at the wrong one and fills both slots; query 1 is full after its first; query 2 has none.
-    assert fill_slots(queries, usable, room).tolist() == [True, True, True, False, True, False, False]
+    assert come_up(queries, room=[2, 1, 0]) == [True, True, True, False, True, False, False]
+    assert come_up(queries, room=[2, 1, 1], limit=1) == [True, False, False, False, True, False, True]
 
 
-def test_only_the_first_of_equal_texts_is_new() -> None:
-    assert new_texts(np.array([5, 7, 5, 9, 9]), np.array([7])).tolist() == [True, False, False, True, False]
+def test_only_the_first_of_equal_texts_comes_up_and_none_that_was_seen() -> None:
+    passages_of = [(KEPT, 0, 0, 0), (LEFT, 1, 1, 0), (USABLE, 1, 2, 0), (USABLE, 2, 3, 0), (USABLE, 2, 4, 0)]
+    assert come_up([passages_of]) == [False, False, False, True, False]
+
+
+def test_a_document_takes_no_more_fills_than_its_bound_less_what_is_kept() -> None:
+    passages_of = [
+        (KEPT, 0, 7, 0), (LEFT, 1, 8, 0),
+        (USABLE, 2, 7, 0), (UNUSABLE, 3, 8, 0), (USABLE, 4, 8, 0), (USABLE, 5, 8, 0), (USABLE, 6, 9, 0),
+    ]  # fmt: skip
+    # Document 7 is full, 8 is not: its passage left, its unusable option takes no slot, its next one does.
+    assert come_up([passages_of], max_per_document=[1]) == [False, False, False, True, True, False, True]
+    assert come_up([passages_of], max_per_document=[2])[2:] == [True] * 5
+    # A text that the bound held back has not been seen: its copy in another document may come up.
+    copies = [(KEPT, 0, 7, 0), (USABLE, 1, 7, 0), (USABLE, 1, 8, 0)]
+    assert come_up([copies], max_per_document=[1]) == [False, False, True]
+
+
+def test_no_near_copy_of_what_is_kept_comes_up() -> None:
+    passages_of = [
+        (KEPT, 0, 0, 0), (LEFT, 1, 1, 90),
+        (USABLE, 2, 2, 59), (USABLE, 3, 3, 91), (USABLE, 4, 4, 140), (USABLE, 5, 5, 60), (UNUSABLE, 6, 6, 160),
+    ]  # fmt: skip
+    # Cosine 0.5 is 60 degrees. 59 is near the kept 0; 91 is near the one at 90 alone, which left, and fills a
+    # slot; 140 is near that fill, and so is 60; 160 is 69 away from it.
+    assert come_up([passages_of], near_duplicate=[0.5]) == [False, False, False, True, False, False, True]
+    # The bound itself is near, in spite of rounding; each query has its own.
+    border = [(KEPT, 0, 0, 0), (USABLE, 1, 1, 60)]
+    other = [(KEPT, 2, 0, 0), (USABLE, 3, 1, 60)]
+    assert come_up([border, other], near_duplicate=[0.5, 0.51]) == [False, False, False, True]
 
 
 def test_an_incorrect_passage_leaves_and_the_next_ranked_takes_its_slot() -> None:
@@ -250,6 +305,81 @@ def test_no_text_comes_in_twice() -> None:
     }
     output = grade(corpus, ["question"], [ranking], model=ReadByHand({}))
     assert [one[0] for one in passages(output)] == ["c0", "c2"]
+
+
+def bounded_corpus() -> Corpus:
+    """Chunks of two documents at given angles; those with `refund` are found by the corrective search."""
+    angles = np.deg2rad([0, 90, 5, 180, 85, 270, 275, 3])
+    texts = ["a", "b", "c", "d", "refund e", "refund f f", "refund g g g", "refund h h h h"]
+    return make_corpus(
+        [
+            {"chunk_id": f"c{n}", "text": text, "document_id": "even" if n % 2 == 0 else "odd"}
+            for n, text in enumerate(texts)
+        ],
+        np.stack([np.cos(angles), np.sin(angles)], axis=1),
+    )
+
+
+def bounded_ranking(**bounds: Any) -> dict[str, Any]:
+    """c0 is kept and c1, at 90 degrees in the document `odd`, leaves; c2 and c3 stand behind them."""
+    return {
+        "slots": 4,
+        "candidates": [
+            candidate("c0", 0.9, model=0.4, place=1),
+            candidate("c1", 0.8, model=0.01, place=2),
+            candidate("c2", 0.7, model=0.3),
+            candidate("c3", 0.6, model=0.3),
+        ],
+        **bounds,
+    }
+
+
+REFUNDS = ReadByHand({("refund", f"refund {letters}"): 0.2 for letters in ("e", "f f", "g g g", "h h h h")})
+
+
+def test_no_fill_takes_a_document_beyond_its_bound() -> None:
+    output = grade(bounded_corpus(), ["refund"], [bounded_ranking(max_per_document=1)], model=REFUNDS)
+    # c0 has used up `even`; `odd` is free, since c1 left, until c3 takes it. So every hit is passed over unread.
+    assert passages(output) == [
+        ("c0", "ambiguous", True, "selected"),
+        ("c1", "incorrect", False, "selected"),
+        ("c3", "ambiguous", True, "next_ranked"),
+    ]
+    assert output.table.column("corrective_outcome").to_pylist() == ["ok"]
+    ranking = bounded_ranking(max_per_document=2)
+    wider = grade(bounded_corpus(), ["refund"], [{**ranking, "candidates": ranking["candidates"][:2]}], model=REFUNDS)
+    # c4 and c5 fill up `even` to two and `odd` to one; c6 was read by then, and `odd` has a place for c7.
+    assert passages(wider)[2:] == [
+        ("c4", "ambiguous", True, "corrective"),
+        ("c5", "ambiguous", True, "corrective"),
+        ("c6", "ambiguous", False, "corrective"),
+        ("c7", "ambiguous", True, "corrective"),
+    ]
+    assert output.account.removed == {"not_selected": 1}
+
+
+def test_no_fill_is_a_near_copy_of_what_is_kept() -> None:
+    model = ReadByHand(REFUNDS.probabilities)
+    output = grade(bounded_corpus(), ["refund"], [bounded_ranking(near_duplicate=0.9, slots=5)], model=model)
+    # c2 is near c0. c4 is near c1 alone, which left. c6 is near c5, which fills a slot; c7 is near c0 and not read.
+    assert passages(output)[2:] == [
+        ("c3", "ambiguous", True, "next_ranked"),
+        ("c4", "ambiguous", True, "corrective"),
+        ("c5", "ambiguous", True, "corrective"),
+        ("c6", "ambiguous", False, "corrective"),
+    ]
+    assert model.calls == [[("refund", "refund e"), ("refund", "refund f f"), ("refund", "refund g g g")]]
+    # What is passed over unread does not count towards the limit, and a slot stays empty rather than near.
+    unbounded = grade(bounded_corpus(), ["refund"], [bounded_ranking(slots=5)], model=model)
+    assert [one[0] for one in passages(unbounded) if one[2]] == ["c0", "c2", "c3", "c4", "c5"]
+
+
+def test_the_largest_settings_work_on_a_small_corpus() -> None:
+    most = 2**31 - 1
+    rankings = [{"candidates": [], "slots": most, "max_per_document": most, "rerank_status": "no_cross_encoder"}]
+    numbers = {"corrective_depth": most, "corrective_terms": most, "corrective_limit": most}
+    output = grade(simple_corpus(), ["text number3"], rankings, **numbers)
+    assert sorted(one[0] for one in passages(output)) == ["c0", "c1", "c2", "c3", "c4", "c5"]
 
 
 def test_the_corrective_search_fills_what_the_ranking_leaves_free() -> None:
@@ -419,10 +549,13 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
             "chunk_id": f"c{number:02d}",
             "text": " ".join(draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=3))),
             "source": draw(st.sampled_from(["policies/a", "approvals/b", "other"])),
+            "document_id": draw(st.sampled_from(["d0", "d1", "d2"])),
         }
         for number in range(draw(st.integers(1, 8)))
     ]
-    corpus = make_corpus(chunks, collapse_identical_texts=draw(st.booleans()))
+    angles = np.array([draw(st.sampled_from([0.0, 0.3, 0.8, 1.6, 3.0])) for _ in chunks])
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    corpus = make_corpus(chunks, vectors, collapse_identical_texts=draw(st.booleans()))
     texts, rankings, shapes = [], [], []
     for _ in range(draw(st.integers(0, 4))):
         texts.append(" ".join(draw(st.lists(st.sampled_from([*WORDS, "zebra"]), min_size=1, max_size=4))))
@@ -443,7 +576,11 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
             )
             for score, one in ranked
         ]
-        rankings.append({"rerank_status": status, "slots": slots, "candidates": candidates})
+        bounds = {
+            "max_per_document": draw(st.none() | st.integers(1, 2)),
+            "near_duplicate": draw(st.none() | st.sampled_from([0.5, 0.9, 1.0])),
+        }
+        rankings.append({"rerank_status": status, "slots": slots, "candidates": candidates, **bounds})
     limits = sorted(draw(st.tuples(GRID, GRID)))
     return {
         "corpus": corpus, "texts": texts, "rankings": rankings, "shapes": shapes,
@@ -489,9 +626,21 @@ class SlowQuery:
     def has_text(self, chunk_id: str) -> bool:
         return self.chunks[chunk_id]["text"] in {self.chunks[one["chunk_id"]]["text"] for one in self.records}
 
+    def breaks_bound(self, chunk_id: str) -> bool:
+        """Whether a fill would be one too many of its document or near what is kept now."""
+        kept = [one["chunk_id"] for one in self.records if one["kept"]]
+        bound, near = self.ranking["max_per_document"], self.ranking["near_duplicate"]
+        place = {one: row for row, one in enumerate(self.chunks)}
+        vectors = self.corpus.embeddings.astype(np.float64)
+        document = self.chunks[chunk_id]["document_id"]
+        too_many = bound is not None and [self.chunks[one]["document_id"] for one in kept].count(document) >= bound
+        cosines = [float(vectors[place[one]] @ vectors[place[chunk_id]]) for one in kept]
+        return too_many or (near is not None and any(cosine >= near - 1e-6 for cosine in cosines))
+
     def record(self, chunk_id: str, score: float, origin: str, families: list[str]) -> None:
         spared = origin == "selected" and not self.params.enabled
-        kept = spared or (self.grade_of(score) != "incorrect" and self.free() > 0)
+        fits = origin == "selected" or (self.free() > 0 and not self.breaks_bound(chunk_id))
+        kept = spared or (self.grade_of(score) != "incorrect" and fits)
         self.records.append(
             {
                 "chunk_id": chunk_id, "score": score, "grade": self.grade_of(score), "kept": kept,
@@ -514,6 +663,7 @@ class SlowQuery:
                 and known is not None
                 and self.free()
                 and not self.has_text(one["chunk_id"])
+                and not self.breaks_bound(one["chunk_id"])
             ):
                 self.record(one["chunk_id"], known, "next_ranked", one["families"])
 
@@ -523,7 +673,8 @@ class SlowQuery:
         rewritten = " ".join(sorted(words, key=lambda word: holders[word])[: self.params.corrective_terms])
         search = self.corpus.keyword_search(1.5, 0.75, 0.25)
         hits = search.search([rewritten], Scopes.single(Scope(), 1), self.params.corrective_depth)
-        for chunk_id in self.corpus.ids(hits.values["row"]).to_pylist():
+        found_ids = self.corpus.ids(hits.values["row"]).to_pylist()
+        for chunk_id in [one for one in found_ids if not self.breaks_bound(one)]:
             found = sum(one["origin"] == "corrective" for one in self.records)
             if found < self.params.corrective_limit and not self.has_text(chunk_id):
                 serves = {"policies/a": ["policy"], "approvals/b": ["approval"], "other": []}
@@ -566,7 +717,10 @@ def test_slots_texts_and_the_account_hold_in_every_world(world: dict[str, Any]) 
         world["corpus"], world["texts"], world["rankings"], model=HashedModel(), shapes=world["shapes"], plan=PLAN,
         **world["settings"],
     )  # fmt: skip
-    texts = {chunk["chunk_id"]: chunk["text"] for chunk in world["corpus"].chunks.to_pylist()}
+    chunks = world["corpus"].chunks.to_pylist()
+    texts = {chunk["chunk_id"]: chunk["text"] for chunk in chunks}
+    documents = {chunk["chunk_id"]: chunk["document_id"] for chunk in chunks}
+    vectors = dict(zip(texts, world["corpus"].embeddings.astype(np.float64), strict=True))
     for row, ranking in zip(output.table.to_pylist(), world["rankings"], strict=True):
         recorded = row["candidates"]
         assert sum(one["kept"] for one in recorded) <= ranking["slots"]
@@ -574,6 +728,13 @@ def test_slots_texts_and_the_account_hold_in_every_world(world: dict[str, Any]) 
         assert len(set(read)) == len(read), "no text is graded twice for a query"
         if world["settings"]["enabled"]:
             assert all(one["grade"] != "incorrect" for one in recorded if one["kept"])
+        kept = [one["chunk_id"] for one in recorded if one["kept"]]
+        fills = [one["chunk_id"] for one in recorded if one["kept"] and one["origin"] != "selected"]
+        for fill in fills:
+            same = sum(documents[one] == documents[fill] for one in kept)
+            assert same <= (ranking["max_per_document"] or same)
+            near = ranking["near_duplicate"] or math.inf
+            assert all(float(vectors[one] @ vectors[fill]) < near for one in kept if one != fill)
         listed = {one["chunk_id"] for one in ranking["candidates"]}
         strangers = [one for one in recorded if one["chunk_id"] not in listed]
         assert all(one["origin"] == "corrective" for one in strangers)

@@ -178,6 +178,12 @@ def test_the_search_goes_no_deeper_than_its_depth(corpus: Corpus):
         assert chunk_lists(rescue(corpus, queries, [[]], make_plan(shape)).table) == [expected]
 
 
+def test_a_family_may_look_at_everything(corpus: Corpus):
+    family = {"name": "verbs", "source": "role", "rescue_query": "role", "depth": 2**31 - 1}
+    plan = make_plan({"name": "s", "recognise": ["who"], "families": [family]})
+    assert chunk_lists(rescue(corpus, make_queries([{"text": "who"}]), [[]], plan).table) == [["c3"]]
+
+
 def test_authority_gates_a_family():
     chunks = [
         {"chunk_id": "a", "text": "role binding", "source": "rbac/a.md", "authority_tier": 3},

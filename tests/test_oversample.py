@@ -49,6 +49,14 @@ def test_k_times_oversampling_candidates_come_out():
     assert [len(one) for one in listed(run(make_queries([{"text": "q"}]), corpus))] == [30]
 
 
+@pytest.mark.parametrize("index_factory", ["Flat", "HNSW8"])
+def test_the_largest_depth_finds_all_that_there_is(index_factory):
+    corpus = make_corpus([{"chunk_id": c, "text": c} for c in "abc"], index_factory=index_factory)
+    for settings_of in ({"k": 2**31 - 1}, {"k": 2**31 - 1, "oversampling": 2**40}):
+        output = run(make_queries([{"text": "q"}, {"text": "r"}]), corpus, **settings_of)
+        assert [sorted(one) for one in listed(output)] == [["a", "b", "c"]] * 2
+
+
 def test_identical_texts_collapse_and_the_search_goes_deeper():
     chunks = [{"chunk_id": f"c-{i:02d}", "text": f"text {i // 5}", "authority_tier": 9 - i % 5} for i in range(30)]
     places = np.repeat(np.random.default_rng(3).normal(size=(6, 8)), 5, axis=0)

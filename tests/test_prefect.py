@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +13,6 @@ import pytest
 from flows.prefect_environment import ship_settings
 from stages.pipeline import LOADED, numbered_stages
 from tests.example import QUERIES, RUN, manifests_of
-
-ship_settings()
 
 STAGES = [*LOADED, *(stage.name for _, stage in numbered_stages())]
 
@@ -21,10 +22,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::R
 
 @pytest.fixture(scope="module")
 def prefect_server():
+    before = set(os.environ)
+    ship_settings()
     from prefect.testing.utilities import prefect_test_harness
 
     with prefect_test_harness(server_startup_timeout=120):
         yield
+    for name in set(os.environ) - before:
+        del os.environ[name]
 
 
 async def _seen_by_prefect(run_id: str) -> tuple[str, list[str], list[dict]]:
@@ -77,3 +82,43 @@ def test_ingest_under_prefect_gives_the_same_snapshot(dartflow, prefect_server):
     assert status == 0
     assert "snapshot corpus-" in out
     assert sorted(path.name for path in (dartflow.store / "corpora").iterdir()) == before
+
+
+def test_only_transient_errors_are_tried_again(prefect_server):
+    from prefect import flow
+
+    from contracts.errors import ModelError, TransientError
+    from flows.rerank import as_task
+
+    tries: list[str] = []
+
+    def passes_at_the_second_try() -> None:
+        tries.append("service")
+        if len(tries) == 1:
+            raise TransientError("service", "did not answer", next_step="Wait.")
+
+    def never_passes() -> None:
+        tries.append("model")
+        raise ModelError("model", "is unusable", next_step="Replace it.")
+
+    @flow
+    def both() -> None:
+        as_task("service", passes_at_the_second_try)()
+        as_task("model", never_passes)()
+
+    with pytest.raises(ModelError, match="is unusable"):
+        both()
+    assert tries == ["service", "service", "model"]
+
+
+def test_a_prefect_api_that_is_down_is_said_in_one_sentence(dartflow):
+    dark = os.environ | {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_CLIENT_MAX_RETRIES": "0"}
+    words = ("rerun", RUN, "--from", "context", "--run-id", "dark", "--store", str(dartflow.store))
+    command = [sys.executable, "-m", "flows.cli", *words]
+    found = subprocess.run(command, capture_output=True, text=True, env=dark, check=False)
+    assert found.returncode == 1
+    assert "Traceback" not in found.stdout + found.stderr
+    error = " ".join(found.stderr.split())
+    assert "Prefect: could not carry out the flow" in error
+    assert "Go on with `dartflow resume dark --without-prefect`." in error
+    assert dartflow("resume", "dark", "--without-prefect")[0] == 3

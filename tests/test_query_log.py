@@ -182,6 +182,43 @@ def test_vectors_of_the_log_go_with_the_first_line_of_a_query(tmp_path):
     assert (without.vectors, without.dead_letters) == (None, [])
 
 
+WIDTHS = [
+    {"text": "a", "embedding": [1, 0, 0]},
+    {"text": "b", "embedding": [0, 2, 0]},
+    {"text": "c", "embedding": [3, 4]},
+]
+
+
+def _with_width(tmp_path, rows, file_format, dimension):
+    path = tmp_path / f"log.{file_format}"
+    if file_format == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_query_log(path, QueryLogParams(), dimension=dimension)
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
+def test_vectors_of_another_width_than_the_corpus_are_dead_letters_though_most_lines_have_it(tmp_path, file_format):
+    log = _with_width(tmp_path, WIDTHS, file_format, 2)
+    assert reasons(log) == [(1, "invalid"), (2, "invalid")]
+    np.testing.assert_allclose(log.vectors, [[0.6, 0.8]], rtol=1e-6)
+    by_majority = _with_width(tmp_path, WIDTHS, file_format, None)
+    assert reasons(by_majority) == [(3, "invalid")]
+    assert by_majority.vectors.shape == (2, 3)
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
+def test_a_log_whose_vectors_all_have_another_width_than_the_corpus_is_refused(tmp_path, file_format):
+    with pytest.raises(InputError, match=r"column embedding: no vector has the width of the corpus: got 2, 3, want 4"):
+        _with_width(tmp_path, WIDTHS, file_format, 4)
+
+
+def test_a_log_without_any_vector_is_dead_letters_whatever_the_width(tmp_path):
+    log = _with_width(tmp_path, [{"text": "a", "embedding": None}, {"text": "b", "embedding": "x"}], "jsonl", 2)
+    assert reasons(log) == [(1, "invalid"), (2, "invalid")]
+
+
 class LengthEmbedder:
     """A vector that tells the text's length; good enough to see which text was embedded."""
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints.commit import manifest_path
 from checkpoints.records import sealed
-from checkpoints.run import load_plan
+from checkpoints.run import load_plan, read_dead_letters, stage_entry
 from checkpoints.store import Store
 from stages.pipeline import LOADED, numbered_stages
-from tests.example import RUN, manifests_of
+from tests.example import QUERIES, RUN, manifests_of, table_of
 
 STAGES = [*LOADED, *(stage.name for _, stage in numbered_stages())]
 BEHIND_LOG_NORMAL = {
@@ -137,3 +138,77 @@ def test_resume_refuses_a_query_log_that_changed(dartflow, tmp_path):
     status, _, err = dartflow("resume", RUN, "--without-prefect")
     assert status == 1
     assert "the query log has changed since the run was planned" in err
+
+
+def _read_again(dartflow, first: str, then: str) -> dict:
+    """A run that reads the log one way, and a rerun that reads it another way; no cross-encoder, for speed."""
+    quick = ("--set", "cross_encoder.provider=none", "--set", "run.dead_letter_share=1.0", "--set", "run.shard_size=16")
+    words = ("run", QUERIES, "--run-id", "short", "--without-prefect", *quick)
+    assert dartflow(*words, "--set", f"query_log.max_characters={first}")[0] == 3
+    words = ("rerun", "short", "--run-id", "long", "--without-prefect")
+    assert dartflow(*words, "--set", f"query_log.max_characters={then}")[0] == 3
+    return dartflow.json("status", "long")
+
+
+@pytest.mark.parametrize(("first", "then", "queries", "letters"), [(30, 4000, 89, 5), (4000, 30, 52, 75)])
+def test_a_rerun_that_reads_the_log_anew_counts_it_anew(dartflow, first, then, queries, letters):
+    status = _read_again(dartflow, first, then)
+    assert (status["verdict"], status["distinct_queries"], status["dead_letters"]) == ("partial", queries, letters)
+    assert {s["rows_out"] for s in status["stages"] if s["stage"] not in {"log_lines", "family_searches"}} == {queries}
+    assert len(table_of(dartflow.store, "long", "context")) == queries
+
+
+def test_a_rerun_keeps_its_own_error_budget(dartflow):
+    words = ("rerun", RUN, "--set", "run.dead_letter_share=0.0", "--run-id", "strict", "--without-prefect")
+    status, _, err = dartflow(*words)
+    assert status == 1
+    assert "more dead letters than its error budget: got 5, want at most 0 of 200 lines" in " ".join(err.split())
+    assert dartflow.json("status", "strict")["verdict"] == "failed"
+
+
+def test_borrowed_dead_letters_belong_to_the_new_run(dartflow):
+    dartflow("rerun", RUN, "--from", "context", "--run-id", "mine", "--without-prefect")
+    letters = read_dead_letters(Store(str(dartflow.store)), "mine")
+    assert [letter.run_id for letter in letters] == ["mine"] * 5
+
+
+def test_a_rerun_works_from_another_folder(dartflow, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert _computed(dartflow.json("rerun", RUN, "--dry-run")) == set()
+
+
+def test_a_setting_that_ingest_fixed_is_refused(dartflow):
+    for words in (("rerun", RUN), ("run", QUERIES)):
+        status, _, err = dartflow(*words, "--set", "corpus.searched_text=text", "--without-prefect")
+        assert status == 2
+        assert "setting corpus.searched_text: is fixed in snapshot corpus-" in " ".join(err.split())
+        assert "Ingest the corpus again" in err
+
+
+def test_only_what_can_change_a_line_is_in_the_key_of_the_lines(dartflow):
+    assert _computed(dartflow.json("rerun", RUN, "--set", "query_log.allow_empty=true", "--dry-run")) == set()
+    name = "embedder.name=use-multilingual-0.2.1"
+    vectors = dartflow.json("rerun", RUN, "--set", "embedder.provider=precomputed", "--set", name, "--dry-run")
+    assert {"log_lines", "queries", "context"} <= _computed(vectors)
+
+
+def test_resume_refuses_other_settings_but_not_other_threads(dartflow, monkeypatch):
+    (dartflow.store / "runs" / RUN / "10-context" / "part-00001.json").unlink()
+    monkeypatch.setenv("DARTFLOW_LOG_NORMAL__SIGMA", "0.2")
+    status, _, err = dartflow("resume", RUN, "--without-prefect")
+    assert status == 1
+    assert "stage log_normal: has changed since the run was planned: got sigma: 0.1 -> 0.2" in " ".join(err.split())
+    monkeypatch.delenv("DARTFLOW_LOG_NORMAL__SIGMA")
+    monkeypatch.setenv("DARTFLOW_EXECUTOR__WORKERS", "1")
+    assert dartflow("resume", RUN, "--without-prefect")[0] == 3
+
+
+def test_a_stage_that_loses_rows_fails_the_run(dartflow):
+    opened = Store(str(dartflow.store))
+    plan = load_plan(opened, RUN)
+    entry = stage_entry(plan, "context")
+    (short,) = [m for m in manifests_of(dartflow.store, RUN, "context") if m.shard == 2]
+    path = dartflow.store / manifest_path(RUN, entry.number, "context", 2)
+    path.write_bytes(sealed(short.model_copy(update={"rows": short.rows - 1})))
+    status = dartflow.json("status", RUN)
+    assert (status["verdict"], status["because"]) == ("failed", "context has 88 rows where 89 were planned")

@@ -46,7 +46,7 @@ def make_plan(run_id="run-a", **more) -> RunPlan:
     inputs = {"lock": "abc", "params": {"sigma": 0.1, "groups": ("a", "b")}}
     stages = [
         StagePlan(
-            number=number, stage=stage, parts=parts, inputs={"stage": stage, **inputs}, borrowed_from=None,
+            number=number, stage=stage, parts=parts, rows=None, inputs={"stage": stage, **inputs}, borrowed_from=None,
             because="a new run",
         )
         for number, stage, parts in STAGES

@@ -80,11 +80,19 @@ def test_no_unknown_name_gets_through(section, name):
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("[1, 2]", "is not a mapping"), ("a: [", "cannot be read as YAML"), ("sgima: 1", "unknown setting")],
+    [
+        (b"[1, 2]", "is not a mapping"),
+        (b"a: [", "cannot be read as YAML"),
+        (b"sgima: 1", "unknown setting"),
+        (b"7: 1", "unknown setting: got 7"),
+        (b"store: caf\xe9", r"settings.yaml: cannot be read as YAML: got 'utf-8' codec can't decode byte 0xe9"),
+        (b"store: 2026-13-45", "cannot be read as YAML: got month must be in 1..12"),
+        (b"log_normal: 5", "log_normal is a section: got 5, want log_normal.setting=value"),
+    ],
 )
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text, part):
     path = tmp_path / "settings.yaml"
-    path.write_text(text)
+    path.write_bytes(text)
     with pytest.raises(ConfigurationError, match=part):
         load_settings(path, environment={})
 
@@ -99,6 +107,39 @@ def test_values_are_strict():
     for assignment in ("run.shard_size='5'", "run.shard_size=5.0", "oversample.k=true", "log_normal.sigma=.nan"):
         with pytest.raises(ConfigurationError, match="setting "):
             load_settings(environment={}, assignments=[assignment])
+
+
+def _from_every_source(tmp_path, section, name, text):
+    """The setting, given in a file, in the environment and with --set."""
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"{section}:\n  {name}: {text}\n")
+    variable = f"DARTFLOW_{section}__{name}".upper()
+    for sources in (
+        {"config": path, "environment": {}},
+        {"environment": {variable: text}},
+        {"environment": {}, "assignments": [f"{section}.{name}={text}"]},
+    ):
+        yield getattr(getattr(load_settings(**sources), section), name)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1e-3", 0.001), ("1E5", 1e5), ("5e-1", 0.5), ("1.5e3", 1500.0), (".5e1", 5.0), ("2.e+1", 20.0), ("0.25", 0.25)],
+)
+def test_an_exponent_makes_a_number_from_every_source(tmp_path, text, number):
+    assert list(_from_every_source(tmp_path, "log_normal", "sigma", text)) == [number] * 3
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e-", ".e5", "1e5x", "x1e5"])
+def test_what_only_looks_like_an_exponent_stays_text(tmp_path, text):
+    assert list(_from_every_source(tmp_path, "family_rescue", "plan", text)) == [text] * 3
+
+
+def test_a_value_that_is_no_value_of_its_kind_is_refused():
+    with pytest.raises(ConfigurationError, match="--set store=2026-13-45: has a value that is not YAML"):
+        load_settings(environment={}, assignments=["store=2026-13-45"])
+    with pytest.raises(ConfigurationError, match="log_normal is a section: got 5"):
+        load_settings(environment={"DARTFLOW_LOG_NORMAL": "5"}, assignments=["log_normal.sigma=0.2"])
 
 
 def test_the_shipped_example_configuration_loads():

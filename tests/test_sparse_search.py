@@ -188,8 +188,9 @@ def test_an_empty_corpus_an_empty_log_and_chunks_without_words_work(engine):
     assert nothing.table.num_rows == 0
 
 
-def test_deeper_than_the_corpus_finds_no_more_than_there_is():
-    assert len(found(search(make_corpus(SENTENCES), [{"text": "cat"}], depth=10**9))) == 2
+@ENGINES
+def test_deeper_than_the_corpus_finds_no_more_than_there_is(engine):
+    assert len(found(search(make_corpus(SENTENCES), [{"text": "cat"}], depth=2**31 - 1, engine=engine))) == 2
 
 
 def test_settings_reach_the_scores():

@@ -807,6 +807,8 @@ def nested_lists() -> dict[str, Any]:
         "rerank_status": pa.array(["disabled", "disabled"]).dictionary_encode(),
         "required": Ragged(np.array([0, 0, 1]), np.array(["guide"])),
         "slots": np.array([5, 5], dtype=np.int64),
+        "max_per_document": [None, 1],
+        "near_duplicate": np.array([0.5, 1.0]),
         "candidates": Ragged(
             np.array([0, 2, 2]),
             {

@@ -1,0 +1,74 @@
+"""Preflight: what a run cannot keep is refused before anything is computed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from contracts.corpus import CorpusSnapshot
+from contracts.errors import ConfigurationError
+from contracts.evidence import EvidencePlan
+from flows.settings import Settings, validated
+
+# Of the section `corpus` this alone is a choice of the reader; the rest is fixed when a snapshot is made.
+_READERS_CHOICE = frozenset({"collapse_identical_texts"})
+
+
+def ingest_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that are fixed when a snapshot is made; they are recorded with it."""
+    return settings.corpus.model_dump(mode="json", exclude=set(_READERS_CHOICE))
+
+
+def settings_of_run(settings: Settings, snapshot: CorpusSnapshot) -> Settings:
+    """The settings of a run over a snapshot: what ingest fixed is the snapshot's, paths are absolute.
+
+    Raises:
+        ConfigurationError: a setting of ingest was given that the snapshot was not made with, or the only
+            weight of the blended score belongs to a cross-encoder that is not there.
+    """
+    made_with = snapshot.settings["ingest"]
+    given = settings.corpus.model_dump(mode="json")
+    for name in settings.corpus.model_fields_set - _READERS_CHOICE:
+        if given[name] != made_with[name]:  # type: ignore[index]
+            raise ConfigurationError(
+                f"setting corpus.{name}", f"is fixed in snapshot {snapshot.snapshot_id}", got=given[name],
+                want=made_with[name], next_step="Ingest the corpus again with this setting, then run.",  # type: ignore[index]
+            )  # fmt: skip
+    blend = settings.blended_rerank
+    if (
+        settings.cross_encoder.provider == "none"
+        and blend.enabled
+        and not (blend.retrieval_weight or blend.lexical_weight)
+    ):
+        raise ConfigurationError(
+            "setting blended_rerank.cross_encoder_weight", "is the only weight, but there is no cross-encoder",
+            next_step="Configure a cross-encoder, or raise retrieval_weight or lexical_weight.",
+        )  # fmt: skip
+    tree = settings.model_dump(mode="json")
+    tree["corpus"] |= made_with
+    tree["family_rescue"]["plan"] = _absolute(settings.family_rescue.plan)
+    tree["cross_encoder"]["folder"] = _absolute(settings.cross_encoder.folder)
+    return validated(tree)
+
+
+def check_plan_keys(plan: EvidencePlan | None, snapshot: CorpusSnapshot) -> None:
+    """Makes sure that families name only metadata which the snapshot has.
+
+    Raises:
+        ConfigurationError: names shape, family and key.
+    """
+    for shape in () if plan is None else plan.shapes:
+        for family in shape.families:
+            for key in family.metadata:
+                if key not in snapshot.filter_keys:
+                    raise ConfigurationError(
+                        f"evidence plan, shape {shape.name}, family {family.name}",
+                        f"names metadata that snapshot {snapshot.snapshot_id} does not have", got=key,
+                        want=f"one of {', '.join(snapshot.filter_keys)}",
+                        next_step="Correct the plan, or ingest the column.",
+                    )  # fmt: skip
+
+
+def _absolute(path: str | None) -> str | None:
+    """A path that means the same from every working directory, now and at the next rerun."""
+    return None if path is None else str(Path(path).resolve())
