@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import Field, model_validator
 
 from contracts.candidates import Rank
-from contracts.params import Params
+from contracts.params import Count, Params
 from contracts.query import Pair, Text
 from contracts.rules import Ranked, Rule, Sorted, Unique, UniqueWithin
 from contracts.table import Int32, Row
@@ -29,9 +29,9 @@ class Family(Params):
     source: str | None = None
     metadata: dict[str, str] = Field(default_factory=dict)
     rescue_query: Text
-    wanted: Annotated[int, Ge(1)] = 1
-    depth: Annotated[int, Ge(1)] = 20
-    authority: Annotated[list[int], MinLen(1)] | None = None
+    wanted: Count = 1
+    depth: Count = 20
+    authority: Annotated[list[Annotated[int, Ge(-(2**31)), Lt(2**31)]], MinLen(1)] | None = None
 
     @model_validator(mode="after")
     def _recognisable(self) -> Self:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict
+
+# How many of something: from 1 to what a column of counts can hold.
+Count = Annotated[int, Ge(1), Le(2**31 - 1)]
 
 
 class Params(BaseModel):

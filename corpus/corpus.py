@@ -42,9 +42,10 @@ FILTERABLE_COLUMNS = ("chunk_id", "source", "document_id", "title", "evidence_fa
 
 
 def filter_keys(chunks: pa.Table) -> list[str]:
-    """Every key that filters and families may name, sorted: columns, and the keys of metadata."""
+    """Every key that filters and families may name, sorted: columns that hold anything, and the keys of metadata."""
     own = pc.unique(pc.list_flatten(column(chunks, "metadata")).field("key")).to_pylist()
-    return sorted({*FILTERABLE_COLUMNS, *own})
+    given = [name for name in FILTERABLE_COLUMNS if chunks.column(name).null_count < len(chunks)]
+    return sorted({*given, *own})
 
 
 class Corpus:

@@ -94,11 +94,12 @@ class Tokeniser:
 
     def tokens(self, text: str) -> list[str]:
         """The terms of a text in order, repeats kept."""
-        kept = [word for word in _words(text) if word not in self._stop_words]
+        kept = [word for word in words(text) if word not in self._stop_words]
         return kept if self._stemming is None else list(self._stemming.words(kept))
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """The words of a text in order, folded but not stemmed: each is one term, or a stop word."""
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
     # Case folding can take a composed letter apart, hence the second NFKC.

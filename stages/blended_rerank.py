@@ -24,7 +24,8 @@ from models.cross_encoder import CrossEncoder
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Weight = Annotated[float, Ge(0)]
+# Sums of weights stay finite.
+Weight = Annotated[float, Ge(0), Le(1e100)]
 
 # Cosines that differ by less are equal but for the rounding of float32, as in distance_matrices.
 _ROUNDING = 1e-6
@@ -272,7 +273,8 @@ def _probabilities(
     result = np.full(len(candidates.values), np.nan)
     if cross_encoder is None or not len(asked):
         return result
-    texts = column(queries, "text").take(pa.array(candidates.rows[asked], pa.int64())).to_pylist()
+    # The raw text is that of whichever line came first; the model reads what all lines of the query share.
+    texts = column(queries, "normalised_text").take(pa.array(candidates.rows[asked], pa.int64())).to_pylist()
     logits = np.asarray(cross_encoder.score(texts, corpus.passage_texts(candidates.values[asked])), dtype=np.float64)
     if logits.shape != asked.shape or not np.isfinite(logits).all():
         raise ModelError(

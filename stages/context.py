@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import re2
-from annotated_types import Ge
 
 from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
 from contracts.evidence import Context
 from contracts.manifest import Account
+from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus
@@ -36,7 +36,7 @@ class Params(BaseParams):
             required family first; beyond the length of all passages the budget does nothing.
     """
 
-    token_budget: Annotated[int, Ge(1)] = 4000
+    token_budget: Count = 4000
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

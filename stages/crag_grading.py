@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
@@ -20,11 +18,13 @@ from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets
 from contracts.errors import ConfigurationError
 from contracts.evidence import EvidencePlan, GradedSelection
 from contracts.manifest import Account
+from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus, KeywordSearch
 from corpus.exact_search import read_only
 from corpus.scope import Scopes
+from corpus.tokeniser import words
 from models.cross_encoder import CrossEncoder
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
@@ -34,7 +34,6 @@ _INCORRECT, _CORRECT = 0, 2
 _ORIGINS = pa.array(["selected", "next_ranked", "corrective"])
 _SELECTED, _NEXT_RANKED, _CORRECTIVE = 0, 1, 2
 _LEFT, _KEPT, _UNUSABLE, _USABLE = 0, 1, 2, 3
-_WORD = re.compile(r"\w+")
 # Cosines that differ by less are equal but for the rounding of float32, as in blended_rerank.
 _ROUNDING = 1e-6
 _NO_BOUND = 2**31 - 1
@@ -61,9 +60,9 @@ class Params(BaseParams):
     enabled: bool = True
     upper: Annotated[float, Ge(0), Le(1)] = 0.9
     lower: Annotated[float, Ge(0), Le(1)] = 0.01
-    corrective_depth: Annotated[int, Ge(1)] = 50
-    corrective_terms: Annotated[int, Ge(1)] = 6
-    corrective_limit: Annotated[int, Ge(1)] = 5
+    corrective_depth: Count = 50
+    corrective_terms: Count = 6
+    corrective_limit: Count = 5
 
     @model_validator(mode="after")
     def _lower_first(self) -> Self:
@@ -198,7 +197,7 @@ def rewrite_queries(texts: Sequence[str], corpus: Corpus, terms: int) -> list[st
     rewritten = []
     for text in texts:
         word_of: dict[int, str] = {}
-        for word in _WORD.findall(unicodedata.normalize("NFKC", text).casefold()):
+        for word in words(text):
             if word not in terms_of:
                 terms_of[word] = corpus.keywords.term_ids(corpus.tokeniser.tokens(word))
             for term in terms_of[word]:
@@ -348,7 +347,7 @@ def crag_grading_table(
     """
     ranking = ragged(blended_rerank, "candidates")
     shard = _Shard(
-        texts=queries.column("text").to_pylist(),
+        texts=queries.column("normalised_text").to_pylist(),
         scopes=Scopes.of(queries),
         shapes=column(family_rescue, "shape"),
         by_model=as_numpy(pc.equal(column(blended_rerank, "rerank_status"), "cross_encoder")),

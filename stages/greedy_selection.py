@@ -15,6 +15,7 @@ from annotated_types import Ge, Le
 from contracts.candidates import Selection
 from contracts.columns import Array, Ragged, as_numpy, column, offsets_from_lengths, ragged
 from contracts.manifest import Account
+from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
@@ -44,7 +45,7 @@ class Params(BaseParams):
             what has been picked.
     """
 
-    k: Annotated[int, Ge(1)] = 30
+    k: Count = 30
     method: Literal["dartboard", "top_k", "mmr"] = "dartboard"
     relevance_weight: Annotated[float, Ge(0)] = 1.0
     diversity_weight: Annotated[float, Ge(0)] = 1.0

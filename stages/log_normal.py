@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
-from annotated_types import Gt
+from annotated_types import Ge
 
 from contracts.candidates import LogProbabilities
 from contracts.columns import Ragged, ragged
@@ -23,13 +23,14 @@ class Params(BaseParams):
     """Settings of log_normal.
 
     Attributes:
-        sigma: width of the density in units of cosine distance, > 0. Towards 0 only the nearest
+        sigma: width of the density in units of cosine distance, > 0 (at least 1e-100, whose square is a
+            number). Towards 0 only the nearest
             neighbours of a candidate count and selection nears plain relevance with copies removed;
             large values make every distance look alike, so that picks cover the candidates whatever
             their relevance.
     """
 
-    sigma: Annotated[float, Gt(0)] = 0.1
+    sigma: Annotated[float, Ge(1e-100)] = 0.1
 
 
 def log_normal(distances: np.ndarray[tuple[int, ...], np.dtype[np.float32]], sigma: float) -> FloatArray:

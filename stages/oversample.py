@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 import pyarrow as pa
-from annotated_types import Ge
 
 from contracts.candidates import Candidates
 from contracts.columns import Ragged, column
 from contracts.errors import ContractError
 from contracts.manifest import Account
+from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus
@@ -32,8 +30,8 @@ class Params(BaseParams):
             distance matrix grows with their square.
     """
 
-    k: Annotated[int, Ge(1)] = 10
-    oversampling: Annotated[int, Ge(1)] = 3
+    k: Count = 10
+    oversampling: Count = 3
 
     @property
     def depth(self) -> int:

@@ -17,6 +17,7 @@ from contracts.candidates import FusedRanking
 from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
 from contracts.errors import ConfigurationError, ContractError, StageError
 from contracts.manifest import Account
+from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
@@ -30,7 +31,6 @@ _LARGEST_CONSTANT = 10**9
 _AN_ID = "a string that is not empty"
 
 Weight = Annotated[float, Ge(0), Le(_LARGEST_WEIGHT)]
-Count = Annotated[int, Ge(1), Le(2**31 - 1)]
 
 
 class Params(BaseParams):

@@ -13,6 +13,7 @@ from rank_bm25 import BM25Okapi
 from contracts.candidates import KeywordRanking
 from contracts.columns import Ragged, column, offsets_from_lengths, ragged
 from contracts.manifest import Account
+from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus
@@ -38,7 +39,7 @@ class Params(BaseParams):
     """
 
     enabled: bool = True
-    depth: Annotated[int, Ge(1)] = 100
+    depth: Count = 100
     k1: Annotated[float, Gt(0), Le(1000)] = 1.5
     b: Annotated[float, Ge(0), Le(1)] = 0.75
     epsilon: Annotated[float, Ge(0), Le(1)] = 0.25

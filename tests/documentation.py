@@ -58,7 +58,8 @@ def run_command(command: str, *, without_prefect: bool = True) -> str:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.suppress(SystemExit):
         cli.main()
-    return out.getvalue()
+    _, error, sentence = err.getvalue().partition("error:")  # what comes before it is progress
+    return out.getvalue() + error + sentence
 
 
 @contextlib.contextmanager

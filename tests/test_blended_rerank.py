@@ -145,7 +145,8 @@ def test_a_blended_score_is_the_stated_sum_of_its_parts():
     )
     queries = make_queries([{"text": "Why pods restart ERR-4102", "normalised_text": "why pods restart err-4102"}])
     inputs = make_inputs(queries, [[fused("b", 1 / 61), fused("a", 1 / 62)]])
-    text = "Why pods restart ERR-4102"
+    # The model reads what every line of the query has in common, whatever line came first.
+    text = "why pods restart err-4102"
     cross_encoder = TableCrossEncoder(
         {(text, "pods restart on ERR-4102 often"): 1.5, (text, "Pods\nrestart policy"): -0.5}
     )

@@ -304,3 +304,10 @@ def test_keyword_search_heeds_scopes_in_any_order_of_queries():
     assert corpus.keyword_search(1.5, 0.75, 0.25) is search
     deepest = search.search(queries.column("text").to_pylist(), Scopes.of(queries), 2**63)
     assert deepest.values["row"].tolist() == found.values["row"].tolist()
+
+
+def test_a_column_that_no_chunk_fills_is_no_filter_key():
+    plain = make_corpus([{"chunk_id": "a", "text": "x"}])
+    assert "version" not in plain.snapshot.filter_keys
+    dated = make_corpus([{"chunk_id": "a", "text": "x", "version": "2"}, {"chunk_id": "b", "text": "y"}])
+    assert "version" in dated.snapshot.filter_keys

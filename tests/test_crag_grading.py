@@ -740,3 +740,18 @@ def test_slots_texts_and_the_account_hold_in_every_world(world: dict[str, Any]) 
         assert all(one["origin"] == "corrective" for one in strangers)
     assert output.account.candidates_in == sum(len(ranking["candidates"]) for ranking in world["rankings"])
     assert output.account.candidates_out == sum(len(row["candidates"]) for row in output.table.to_pylist())
+
+
+def test_a_rewritten_query_keeps_marks_and_cuts_han_into_words() -> None:
+    corpus = make_corpus(
+        [
+            {"chunk_id": "a", "text": "हिन्दी किताब"},
+            {"chunk_id": "b", "text": "東京都の天気は"},
+            {"chunk_id": "c", "text": "天気"},
+        ]
+    )
+    assert rewrite_queries(["हिन्दी किताब"], corpus, 6) == ["हिन्दी किताब"]
+    assert rewrite_queries(["東京都の天気は"], corpus, 2) == ["東 京"]
+    for text in ("हिन्दी किताब", "東京都の天気は"):
+        (again,) = rewrite_queries([text], corpus, 9)
+        assert sorted(corpus.tokeniser.tokens(again)) == sorted(set(corpus.tokeniser.tokens(text)))

@@ -145,3 +145,15 @@ def test_a_value_that_is_no_value_of_its_kind_is_refused():
 def test_the_shipped_example_configuration_loads():
     found = load_settings(CONFIG / "example.yaml", environment={})
     assert yaml.safe_load(Path(found.family_rescue.plan).read_text())["name"] == "example"
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "log_normal.sigma=1e-200", "context.token_budget=99999999999999999999", "greedy_selection.k=99999999999",
+        "blended_rerank.retrieval_weight=1e308", "oversample.oversampling=2147483648", "sparse_search.depth=1e30",
+    ],
+)  # fmt: skip
+def test_what_no_run_could_carry_out_is_refused_as_a_setting(assignment):
+    with pytest.raises(ConfigurationError, match=f"setting {assignment.split('=')[0]}"):
+        load_settings(environment={}, assignments=[assignment])
