@@ -151,7 +151,8 @@ class RerankedRanking(Row):
     `required` names the families that the question needs; `slots` is how many passages may be selected.
     `max_per_document` and `near_duplicate` are the bounds of the selection as they were set, null for
     none: whoever fills a slot later takes no chunk of a document that has as many passages, and none
-    whose cosine with a passage reaches it.
+    whose cosine with a passage reaches it. `lexical_weight` is what word overlap weighs in the score, after
+    rescaling: a passage found later, without fusion score and model, scores overlap times this weight.
     """
 
     rules: ClassVar[tuple[Rule, ...]] = (
@@ -167,6 +168,7 @@ class RerankedRanking(Row):
     slots: Annotated[Int32, Ge(1)]
     max_per_document: Annotated[Int32, Ge(1)] | None
     near_duplicate: Annotated[float, Gt(0), Le(1)] | None
+    lexical_weight: Share
     candidates: list[RerankedCandidate]
 
 

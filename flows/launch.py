@@ -36,6 +36,9 @@ def ingest_file(corpus: Path, settings: Settings, *, without_prefect: bool) -> N
         f"{snapshot.dimension} dimensions by {snapshot.embedding_model}, {snapshot.quarantined} quarantined",
         highlight=False,
     )
+    left_out = snapshot.settings["left_out_columns"]
+    if isinstance(left_out, list) and left_out:
+        OUT.print(f"left out, since they hold lists or structs: {', '.join(left_out)}", highlight=False)
 
 
 def start_run(queries: Path, settings: Settings, run_id: str | None, *, without_prefect: bool) -> Verdict:

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loading.identity import normalised
-from loading.values import RefusedRowError, integer, is_missing, names, scalar_text, shown
+from loading.identity import is_blank
+from loading.values import RefusedRowError, identifier, integer, is_missing, names, scalar_text, shown
 
 DefaultAccess = Literal["error", "public", "deny"]
+
+_WANTED_ID = "a string that is not empty, or a whole number"
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class ChunkReader:
         columns: our name to the file's.
         present: which of ours the file has.
         metadata_columns: the file's further columns, sorted.
-        file_format: in CSV, an access list is a `;`-separated text.
+        file_format: in CSV, an access list is a `;`-separated text or a list in JSON.
         default_access: who may see a chunk with a null access list.
     """
 
@@ -32,8 +34,7 @@ class ChunkReader:
 
     def chunk_id(self, row: Mapping[str, Any]) -> str | None:
         """The chunk's id as text, None where it has none that can be used."""
-        value = row.get(self.columns["chunk_id"])
-        return str(value) if type(value) in (str, int) and value != "" else None
+        return identifier(row.get(self.columns["chunk_id"]))
 
     def read(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The chunk as a row of `contracts.corpus.Chunk`, without its text_id.
@@ -44,15 +45,15 @@ class ChunkReader:
         chunk_id = self.chunk_id(row)
         if chunk_id is None:
             got = shown(row.get(self.columns["chunk_id"]))
-            raise RefusedRowError("invalid", "has no usable chunk_id", got=got, want="a string or a number")
+            raise RefusedRowError("invalid", "has no usable chunk_id", got=got, want=_WANTED_ID)
         return {
             "chunk_id": chunk_id,
             "text": self._text(row.get(self.columns["text"])),
-            "source": self._required(row, "source"),
-            "document_id": self._required(row, "document_id"),
+            "source": self._required_id(row, "source"),
+            "document_id": self._required_id(row, "document_id"),
             "chunk_index": self._chunk_index(row),
             "title": self._optional(row, "title"),
-            "evidence_family": self._optional(row, "evidence_family"),
+            "evidence_family": self._optional_id(row, "evidence_family"),
             "authority_tier": self._authority_tier(row.get(self.columns["authority_tier"])),
             "version": self._optional(row, "version"),
             "acl": self._acl(row.get(self.columns["acl"])),
@@ -66,15 +67,22 @@ class ChunkReader:
     def _text(self, value: Any) -> str:
         if not is_missing(value) and not isinstance(value, str):
             raise RefusedRowError("invalid", "its text is no string", got=shown(value), want="a string")
-        if is_missing(value) or not normalised(value):
-            raise RefusedRowError("empty_text", "its text is empty", got=shown(value), want="at least one character")
+        if is_missing(value) or is_blank(value):
+            raise RefusedRowError("empty_text", "its text is empty", got=shown(value), want="a character that is seen")
         return str(value)
 
-    def _required(self, row: Mapping[str, Any], name: str) -> str:
-        text = self._optional(row, name)
+    def _required_id(self, row: Mapping[str, Any], name: str) -> str:
+        text = self._optional_id(row, name)
         if text is None:
             got = shown(row.get(self.columns[name]))
-            raise RefusedRowError("invalid", f"has no {name}", got=got, want="a string")
+            raise RefusedRowError("invalid", f"has no {name}", got=got, want=_WANTED_ID)
+        return text
+
+    def _optional_id(self, row: Mapping[str, Any], name: str) -> str | None:
+        value = row.get(self.columns[name])
+        text = self._optional(row, name)
+        if text is not None and identifier(value) is None:
+            raise RefusedRowError("invalid", f"its {name} is not usable", got=shown(value), want=_WANTED_ID)
         return text
 
     def _optional(self, row: Mapping[str, Any], name: str) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from loading.identity import normalised
-from loading.values import RefusedRowError, is_missing, names, scalar_text, shown
+from loading.identity import is_blank, normalised
+from loading.values import RefusedRowError, from_json, identifier, is_missing, names, scalar_text, shown
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class RowReader:
 
     Attributes:
         columns: our name to the log's.
-        file_format: in CSV, groups are a `;`-separated text and filters a JSON text; in Parquet, a null
-            field of a filter struct is no filter, since a struct has all its fields in every row.
+        file_format: in CSV, groups are a `;`-separated text or a list in JSON, and filters a JSON text; in
+            Parquet, a null field of a filter struct is no filter, since a struct has all its fields in every row.
         max_characters: a longer text is refused.
         filter_keys: keys that filters may name; None knows none that are wrong.
     """
@@ -39,11 +38,8 @@ class RowReader:
     filter_keys: Collection[str] | None = None
 
     def logged_id(self, row: Mapping[str, Any], line_number: int) -> str:
-        """The id that the log gives the line, `line-<n>` where it gives none."""
-        value = row.get(self.columns["query_id"])
-        if type(value) in (str, int) and value != "":
-            return str(value)
-        return f"line-{line_number}"
+        """The id that the log gives the line, `line-<n>` where it gives none or one that `read` refuses."""
+        return identifier(row.get(self.columns["query_id"])) or f"line-{line_number}"
 
     def read(self, row: Mapping[str, Any]) -> AskedQuery:
         """What the row asks.
@@ -56,15 +52,17 @@ class RowReader:
             raise RefusedRowError("empty", "has no text")
         if not isinstance(text, str):
             raise RefusedRowError("invalid", "its text is no string", got=shown(text))
-        plain = normalised(text)
-        if not plain:
-            raise RefusedRowError("empty", "its text is nothing but spaces")
+        if is_blank(text):
+            raise RefusedRowError("empty", "its text has no character that is seen")
         if len(text) > self.max_characters:
             want = f"at most {self.max_characters}"
             raise RefusedRowError("over_long", "its text is too long", got=f"{len(text)} characters", want=want)
-        return AskedQuery(
-            text, plain, self._groups(row.get(self.columns["groups"])), self._filters(row.get(self.columns["filters"]))
-        )
+        query_id = row.get(self.columns["query_id"])
+        if not is_missing(query_id) and query_id != "" and identifier(query_id) is None:
+            want = "a string, a whole number or null"
+            raise RefusedRowError("invalid", "its query_id is not usable", got=shown(query_id), want=want)
+        groups = self._groups(row.get(self.columns["groups"]))
+        return AskedQuery(text, normalised(text), groups, self._filters(row.get(self.columns["filters"])))
 
     def _groups(self, value: Any) -> tuple[str, ...]:
         if is_missing(value):
@@ -79,7 +77,7 @@ class RowReader:
             return ()
         if self.file_format == "csv" and isinstance(value, str):
             try:
-                value = json.loads(value)
+                value = from_json(value)
             except ValueError as error:
                 raise _unusable_filters(value) from error
         pairs = _pairs(value)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from contracts.columns import column
@@ -14,10 +15,11 @@ from loading.lines import BadLine, Records, as_json, readable
 
 
 def read_parquet(path: Path, vector_column: str) -> Records:
-    """The rows of a Parquet file; `vector_column` stays in Arrow.
+    """The rows of a Parquet file; dates and times become text, and `vector_column` stays in Arrow.
 
     Raises:
-        InputError: the file is no whole Parquet file, or two columns have one name.
+        InputError: the file is no whole Parquet file, two columns have one name, or a column holds values
+            that Python cannot.
     """
     try:
         table = pq.ParquetFile(path).read()
@@ -33,6 +35,60 @@ def read_parquet(path: Path, vector_column: str) -> Records:
     if vector_column in table.column_names:
         vectors = column(table, vector_column)
         table = table.drop_columns([vector_column])
+    table = _with_times_as_text(table)
+    try:
+        return _records(table, vectors, vector_column)
+    except (ValueError, OverflowError, LookupError) as error:
+        raise InputError(
+            f"{path}, column {_unreadable_column(table)}", "its values cannot be read", got=str(error),
+            next_step="Leave the column out of the file, or write it as text.",
+        ) from error  # fmt: skip
+
+
+def _with_times_as_text(table: pa.Table) -> pa.Table:
+    """Dates, times and durations as text, because Arrow holds more of them than Python does (nanoseconds, years)."""
+    for place, (name, values) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if pa.types.is_temporal(values.type):
+            table = table.set_column(place, name, _time_text(values))
+    return table
+
+
+def _time_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """ISO 8601 as `isoformat` writes it, with nine digits where six do not do; a duration counts its unit.
+
+    Where the time zone is not known, the time is that of UTC.
+    """
+    try:
+        text = values.cast(pa.string())
+    except pa.ArrowInvalid:
+        text = values.cast(pa.timestamp(values.type.unit, "UTC")).cast(pa.string())
+    if pa.types.is_duration(values.type):
+        return text
+    zone = r"($|Z|[+-]\d{4}$)"
+    for pattern, replacement in (
+        (r"^(\S+) (\d\d:)", r"\1T\2"),
+        (rf"\.0+{zone}", r"\1"),
+        (rf"\.(\d{{3}}){zone}", r".\1000\2"),
+        (rf"\.(\d{{6}})000{zone}", r".\1\2"),
+        (r"(:.*)Z$", r"\1+00:00"),
+        (r"(:.*[+-]\d\d)(\d\d)$", r"\1:\2"),
+    ):
+        text = pc.replace_substring_regex(text, pattern=pattern, replacement=replacement)
+    return text
+
+
+def _unreadable_column(table: pa.Table) -> str:
+    for name, values in zip(table.column_names, table.columns, strict=True):
+        try:
+            values.to_pylist()
+        except UnicodeDecodeError:
+            continue  # such rows are named one by one
+        except (ValueError, OverflowError, LookupError):
+            return str(name)
+    return "not known"
+
+
+def _records(table: pa.Table, vectors: pa.Array | None, vector_column: str) -> Records:
     try:
         return Records("parquet", list(range(1, table.num_rows + 1)), _python_rows(table), vectors, vector_column)
     except UnicodeDecodeError:

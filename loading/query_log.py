@@ -141,7 +141,7 @@ def _columns(path: Path, records: Records, params: QueryLogParams) -> dict[str, 
     if columns["text"] not in present and UBI_TEXT in present and "text" not in params.columns:
         columns["text"] = UBI_TEXT
     missing = [columns[name] for name in ("text", *params.columns) if columns[name] not in present]
-    if records.rows and missing:
+    if present and missing:  # where no row has a column at all, every line is a dead letter
         raise InputError(
             str(path), "a column is missing", got=", ".join(sorted(present)), want=missing[0],
             next_step="Name the log's column in query_log.columns, as {text: question}.",

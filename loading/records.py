@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from contracts.errors import InputError
 from loading.csv_file import read_csv
-from loading.lines import BadLine, Records, as_json, readable
+from loading.lines import BadLine, Records, readable
 from loading.parquet_file import read_parquet
+from loading.values import from_json
 
 FORMATS = {".parquet": "parquet", ".pq": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv"}
 
@@ -61,12 +61,10 @@ def _read_jsonl(path: Path) -> Records:
             records.bad.append(BadLine(number, "empty", "an empty line", readable(line)))
             continue
         try:
-            row = json.loads(line.decode("utf-8"))
-            if b"\\ud" in line.lower():
-                as_json(row).encode()  # an escaped half of a surrogate pair is JSON, but no text
+            row = from_json(line.decode("utf-8"))
         except UnicodeError as error:
             records.bad.append(BadLine(number, "undecodable", f"not UTF-8: {error}", readable(line)))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             records.bad.append(BadLine(number, "invalid", f"not JSON: {error}", readable(line)))
         else:
             if isinstance(row, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from contracts.columns import as_numpy, offsets_from_lengths
+from loading.values import from_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -73,7 +73,7 @@ def _numbers(value: Any) -> list[float] | None:
     """A list of numbers, an empty one where there is no value, None for anything else."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = from_json(value)
         except ValueError:
             return None
     if value is None:

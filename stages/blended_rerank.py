@@ -425,6 +425,9 @@ def blended_rerank_table(
             "slots": np.full(len(queries), params.top_k),
             "max_per_document": [params.max_per_document] * len(queries),
             "near_duplicate": [params.near_duplicate] * len(queries),
+            "lexical_weight": np.full(
+                len(queries), _rescaled_weights(params, cross_encoder)[2] if params.enabled else 0.0
+            ),
             "candidates": Ragged(ranking.offsets, values),
         },
     )

@@ -247,6 +247,7 @@ class _Shard:
     scopes: Scopes
     shapes: pa.Array
     by_model: Array
+    lexical_weight: Array
     slots: Array
     max_per_document: Array
     near_duplicate: Array
@@ -262,7 +263,11 @@ class _Shard:
         return np.where(self.by_model[ranking.rows], ranking.numpy("cross_encoder"), ranking.numpy("score"))
 
     def new_scores(self, queries: IntArray, rows: IntArray) -> Array:
-        """(pairs,) float64 in [0, 1]: the model's in one batch call; lexical overlap where it took no part."""
+        """(pairs,) float64 in [0, 1]: the model's in one batch call, or the blended score without fusion.
+
+        Where the model took no part the blended score of a passage that no ranking had is its word overlap
+        times the weight of that part, on the scale of the ranked ones.
+        """
         scores = np.empty(len(rows))
         for_model = self.by_model[queries]
         if for_model.any():
@@ -278,7 +283,8 @@ class _Shard:
         if not for_model.all():
             distinct, places = np.unique(queries[~for_model], return_inverse=True)
             texts = [self.texts[query] for query in distinct]
-            scores[~for_model] = self.corpus.lexical_overlap(texts, places, rows[~for_model])
+            overlap = self.corpus.lexical_overlap(texts, places, rows[~for_model])
+            scores[~for_model] = self.lexical_weight[queries[~for_model]] * overlap
         return scores
 
     def grades(self, scores: Array) -> Array:
@@ -351,6 +357,7 @@ def crag_grading_table(
         scopes=Scopes.of(queries),
         shapes=column(family_rescue, "shape"),
         by_model=as_numpy(pc.equal(column(blended_rerank, "rerank_status"), "cross_encoder")),
+        lexical_weight=as_numpy(column(blended_rerank, "lexical_weight")),
         slots=as_numpy(column(blended_rerank, "slots")),
         max_per_document=as_numpy(pc.fill_null(column(blended_rerank, "max_per_document"), _NO_BOUND)),
         near_duplicate=as_numpy(pc.fill_null(column(blended_rerank, "near_duplicate"), np.inf)),

@@ -273,6 +273,8 @@ def test_without_a_cross_encoder_the_other_weights_are_rescaled():
     inputs = make_inputs(make_queries([{"text": "pods"}]), [[fused("a", 1 / 61)]])
     output = rerank(corpus, inputs, retrieval_weight=0.1)
     assert output.table.column("rerank_status").to_pylist() == ["no_cross_encoder"]
+    # 0.3 of 0.1 + 0.3, for passages that are found later.
+    assert output.table.column("lexical_weight").to_pylist() == pytest.approx([0.75])
     (one,) = only(output)
     assert one["cross_encoder"] is None
     assert one["score"] == pytest.approx(0.25 * 0.5 + 0.75 * 1.0)

@@ -48,7 +48,12 @@ def table_of(model: type[Row], rows: Sequence[Mapping[str, Any]], name: str) -> 
 def make_inputs(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Table]:
     """Every table that the stage reads; a row names `graded` and may name `required`, `slots` and stage lists."""
     outcomes = {"greedy_selection_outcome": "ok", "sparse_search_outcome": "ok", "best_possible": 1.0}
-    blended = {"rerank_status": "cross_encoder", "max_per_document": None, "near_duplicate": None}
+    blended = {
+        "rerank_status": "cross_encoder",
+        "max_per_document": None,
+        "near_duplicate": None,
+        "lexical_weight": 0.3,
+    }
     crag = {"action_before": "ambiguous", "corrective_query": None, "corrective_outcome": "not_needed"}
     return {
         "queries": make_queries([{"text": row.get("text", f"question {n}")} for n, row in enumerate(rows)]),

@@ -38,7 +38,7 @@ def test_a_row_becomes_a_chunk_with_its_further_columns_as_metadata(tmp_path):
         [
             chunk(
                 7, chunk_index=3, title="T", evidence_family="f", authority_tier=1, version=2026, acl=["b", "a", "b"],
-                language="en", draft=True, weight=0.5, empty="", nothing=None, tags=["x"], nested={"y": 1},
+                language="en", draft=True, weight=0.5, year=2021.0, empty="", nothing=None, tags=["x"], nested={"y": 1},
             )
         ],
     )  # fmt: skip
@@ -48,7 +48,7 @@ def test_a_row_becomes_a_chunk_with_its_further_columns_as_metadata(tmp_path):
             "title": "T", "evidence_family": "f", "authority_tier": 1, "version": "2026", "acl": ["a", "b"],
             "metadata": [
                 {"key": "draft", "value": "true"}, {"key": "empty", "value": ""}, {"key": "language", "value": "en"},
-                {"key": "weight", "value": "0.5"},
+                {"key": "weight", "value": "0.5"}, {"key": "year", "value": "2021"},
             ],
             "text_id": 0,
         }
@@ -63,6 +63,12 @@ def test_chunks_stand_in_the_order_of_code_points_with_their_embeddings(tmp_path
     loaded = load(tmp_path, rows)
     assert loaded.chunks["chunk_id"].to_pylist() == ["10", "9", "B", "a", "b", "\uffee", "\U0001f600"]
     assert loaded.embeddings[:, 1].tolist() == [5, 6, 4, 2, 0, 3, 1]
+
+
+def test_a_whole_float_is_the_id_of_its_integer(tmp_path):
+    loaded = load(tmp_path, [chunk(101.0) | {"document_id": 7.0, "source": 8.0, "evidence_family": 9.0}])
+    (row,) = loaded.chunks.to_pylist()
+    assert [row[name] for name in ("chunk_id", "document_id", "source", "evidence_family")] == ["101", "7", "8", "9"]
 
 
 def test_text_ids_are_equal_for_equal_normalised_texts(tmp_path):
@@ -85,6 +91,14 @@ def test_columns_can_be_mapped(tmp_path):
 BAD = {
     "no id": (chunk(None), "invalid", "has no usable chunk_id: got None"),
     "a list as id": (chunk(["x"]), "invalid", "has no usable chunk_id"),
+    "half a number as id": (chunk(1.5), "invalid", "chunk_id: got 1.5, want a string that is not empty, or a whole"),
+    "half a number as document": (chunk("bad", document_id=1.5), "invalid", "its document_id is not usable: got 1.5"),
+    "a bool as source": (chunk("bad", source=True), "invalid", "its source is not usable: got True"),
+    "a bool as family": (chunk("bad", evidence_family=True), "invalid", "its evidence_family is not usable: got True"),
+    "an unseen text": (chunk("bad", text="\u200b\u2060 \x01"), "empty_text", "its text is empty"),
+    "too many digits": (chunk("bad", chunk_index="9" * 5000), "invalid", "its chunk_index is not usable"),
+    "no JSON as acl": (chunk("bad", acl="[staff]"), "invalid", "its acl is not usable: got '[staff]'"),
+    "a repeated key": (b'{"chunk_id": "a", "chunk_id": "b"}', "invalid", "not JSON: an object has a key twice"),
     "an empty text": (chunk("bad", text=" \u00a0\n"), "empty_text", "its text is empty"),
     "a null text": (chunk("bad", text=None), "empty_text", "its text is empty"),
     "a number as text": (chunk("bad", text=5), "invalid", "its text is no string: got 5"),
@@ -171,19 +185,20 @@ def test_a_corpus_without_chunks_is_refused(tmp_path, rows):
         load(tmp_path, rows)
 
 
-def test_csv_has_access_groups_between_semicolons(tmp_path):
+def test_csv_has_access_groups_between_semicolons_or_in_json(tmp_path):
     path = tmp_path / "corpus.csv"
     path.write_text(
         "chunk_id,text,source,document_id,chunk_index,title,acl,embedding,lang\n"
-        'a,"one, two",s,d,0,,staff; all,"[1, 0]",en\n'
+        'a,"one, two",s,d,0,,"[""staff"", ""all""]","[1, 0]",en\n'
         'b,three,s,d,1,T,,"[0, 2]",\n'
+        'c,four,s,d,2,,staff; all,"[2, 0]",\n'
     )  # fmt: skip
     loaded = load_corpus_file(path, CorpusParams(default_access="deny"))
     rows = loaded.chunks.to_pylist()
-    assert [row["acl"] for row in rows] == [["all", "staff"], []]
-    assert [row["title"] for row in rows] == [None, "T"]
-    assert [row["metadata"] for row in rows] == [[{"key": "lang", "value": "en"}], []]
-    assert loaded.embeddings.tolist() == [[1, 0], [0, 2]]
+    assert [row["acl"] for row in rows] == [["all", "staff"], [], ["all", "staff"]]
+    assert [row["title"] for row in rows] == [None, "T", None]
+    assert [row["metadata"] for row in rows] == [[{"key": "lang", "value": "en"}], [], []]
+    assert loaded.embeddings.tolist() == [[1, 0], [0, 2], [2, 0]]
 
 
 @given(

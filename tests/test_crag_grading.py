@@ -93,6 +93,7 @@ def reranked(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Blended rankings from rows that name at least their candidates."""
     defaults = {
         "rerank_status": "cross_encoder", "required": [], "slots": 2, "max_per_document": None, "near_duplicate": None,
+        "lexical_weight": 1.0,
     }  # fmt: skip
     made = []
     for number, row in enumerate(rows):
@@ -579,6 +580,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         bounds = {
             "max_per_document": draw(st.none() | st.integers(1, 2)),
             "near_duplicate": draw(st.none() | st.sampled_from([0.5, 0.9, 1.0])),
+            "lexical_weight": draw(st.sampled_from([0.0, 0.5, 1.0])),
         }
         rankings.append({"rerank_status": status, "slots": slots, "candidates": candidates, **bounds})
     limits = sorted(draw(st.tuples(GRID, GRID)))
@@ -614,7 +616,7 @@ class SlowQuery:
         if self.by_model:
             return 1 / (1 + math.exp(-float(HashedModel().score([self.text], [passage])[0])))
         words = set(self.text.split())
-        return len(words & set(passage.split())) / len(words)
+        return float(self.ranking["lexical_weight"]) * (len(words & set(passage.split())) / len(words))
 
     def action(self, *, kept: bool = False) -> str:
         grades = {record["grade"] for record in self.records if record["kept"] or not kept}

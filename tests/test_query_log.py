@@ -109,9 +109,9 @@ def test_a_filter_on_a_key_that_no_chunk_has_is_a_dead_letter(tmp_path):
 
 
 def test_values_of_filters_are_the_text_that_ingest_makes_of_metadata(tmp_path):
-    log = load(tmp_path, [{"text": "q", "filters": {"a": True, "b": 2, "c": 0.5, "d": "x"}}])
+    log = load(tmp_path, [{"text": "q", "filters": {"a": True, "b": 2, "c": 0.5, "d": "x", "e": 2021.0}}])
     pairs = {pair["key"]: pair["value"] for pair in log.queries["filters"][0].as_py()}
-    assert pairs == {"a": "true", "b": "2", "c": "0.5", "d": "x"}
+    assert pairs == {"a": "true", "b": "2", "c": "0.5", "d": "x", "e": "2021"}
 
 
 def test_csv_has_groups_between_semicolons_and_filters_in_json(tmp_path):
@@ -125,6 +125,54 @@ def test_csv_has_groups_between_semicolons_and_filters_in_json(tmp_path):
     }  # fmt: skip
     assert log.lines["line_number"].to_pylist() == [2, 3, 4]
     assert reasons(log) == [(4, "invalid")]
+
+
+@pytest.mark.parametrize(
+    ("filters", "bad"),
+    [
+        ('{"a": 1, "a": 2}', True), ('{"a": "\\ud83d"}', True), ("[" * 100_000, True), ('{"a": 1, "b": 1}', False),
+        ('[{"key": "a", "value": 1}, {"key": "a", "value": 2}]', True),
+    ],
+)  # fmt: skip
+def test_filters_in_csv_name_each_key_once(tmp_path, filters, bad):
+    cell = filters.replace('"', '""')
+    (tmp_path / "log.csv").write_text(f'text,filters\nq,"{cell}"\n')
+    assert reasons(load_query_log(tmp_path / "log.csv", QueryLogParams())) == ([(2, "invalid")] if bad else [])
+
+
+@pytest.mark.parametrize(
+    ("cell", "groups"),
+    [
+        ('["staff", "a;b"]', ["a;b", "staff"]), (" []", []), ("staff;all", ["all", "staff"]), ("[staff]", None),
+        ('["staff"', None), ("[1]", None), ('["\\ud83d"]', None),
+    ],
+)  # fmt: skip
+def test_groups_in_csv_may_be_a_list_in_json(tmp_path, cell, groups):
+    quoted = cell.replace('"', '""')
+    (tmp_path / "log.csv").write_text(f'text,groups\nq,"{quoted}"\n')
+    log = load_query_log(tmp_path / "log.csv", QueryLogParams())
+    assert (log.queries["groups"].to_pylist(), reasons(log)) == (
+        ([], [(2, "invalid")]) if groups is None else ([groups], [])
+    )
+
+
+def test_a_logged_id_is_a_string_or_a_whole_number_or_the_line_is_a_dead_letter(tmp_path):
+    ids = [101.0, 7, "x", None, "", float("nan"), 1.5, True, ["a"], {"a": 1}, float("inf")]
+    log = load(tmp_path, [{"query_id": one, "text": "q"} for one in ids])
+    assert log.lines["logged_id"].to_pylist() == ["101", "7", "x", *(f"line-{number}" for number in range(4, 12))]
+    assert reasons(log) == [(number, "invalid") for number in range(7, 12)]
+
+
+@pytest.mark.parametrize("text", ["\u200b", "\x00\x1f", " \u2060\ufeff\u00ad\t", "\u2028\u3000"])
+def test_a_text_of_characters_that_nobody_sees_is_empty(tmp_path, text):
+    log = load(tmp_path, [{"text": text}, {"text": text + "a"}])
+    assert reasons(log) == [(1, "empty")]
+
+
+def test_a_log_of_lines_without_any_column_is_dead_letters_and_not_refused(tmp_path):
+    log = load(tmp_path, [{}, b"no json", {}], columns={"groups": "teams"})
+    assert reasons(log) == [(1, "empty"), (2, "invalid"), (3, "empty")]
+    assert log.lines.num_rows == 3
 
 
 def test_tsv_is_an_id_and_a_text(tmp_path):

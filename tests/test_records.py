@@ -112,11 +112,11 @@ def test_a_csv_row_has_the_number_of_its_first_line(tmp_path):
 
 def test_undecodable_and_broken_csv_rows_are_named_and_the_rest_is_read(tmp_path):
     records = records_of(tmp_path, "a.csv", b'id,text\n1,"caf\xe9\nbar"\n2,"x"y\n3,good\n4,"never closed\n5,lost\n')
-    assert records.rows == [{"id": "3", "text": "good"}]
+    assert records.rows == [{"id": "3", "text": "good"}, {"id": "5", "text": "lost"}]
     assert [(bad.line_number, bad.reason, bad.original) for bad in records.bad] == [
         (2, "undecodable", '1,"caf\\xe9\nbar"'),
         (4, "invalid", '2,"x"y'),
-        (6, "invalid", '4,"never closed\n5,lost'),
+        (6, "invalid", '4,"never closed'),
     ]
 
 
@@ -133,11 +133,24 @@ def test_csv_gives_back_what_the_csv_module_wrote(tmp_path_factory, rows):
     assert len(records.rows) + len(records.bad) == len(rows)
 
 
+@pytest.mark.parametrize("later", [b"", b'180,"quoted, text"\n181,"two\nlines"\n'])
+def test_an_unclosed_quote_in_csv_costs_its_own_line_alone(tmp_path, later):
+    lines = [b"%d,text %d\n" % (number, number) for number in range(2, 180)]
+    lines[148] = b'150,"text 150\n'
+    records = records_of(tmp_path, "a.csv", b"id,text\n" + b"".join(lines) + later + b"182,last\n")
+    assert [(bad.line_number, bad.reason, bad.original) for bad in records.bad] == [(150, "invalid", '150,"text 150')]
+    assert len(records.rows) == 177 + 1 + (2 if later else 0)
+    assert records.rows[148] == {"id": "151", "text": "text 151"}
+    assert records.line_numbers[-1] == (183 if later else 180)
+    if later:
+        assert [row["text"] for row in records.rows[-3:]] == ["quoted, text", "two\nlines", "last"]
+
+
 def test_a_long_text_fits_into_a_csv_field(tmp_path):
     assert len(records_of(tmp_path, "a.csv", b"text\n" + b"x" * 500_000).rows[0]["text"]) == 500_000
 
 
-@pytest.mark.parametrize("header", [b"a,a\n1,2\n", b"a,\xff\n1,2\n"])
+@pytest.mark.parametrize("header", [b"a,a\n1,2\n", b"a,\xff\n1,2\n", b'a,"b\n1,2\n'])
 def test_a_csv_header_that_names_nothing_is_refused(tmp_path, header):
     with pytest.raises(InputError, match="line 1: the header is not usable"):
         records_of(tmp_path, "a.csv", header)
@@ -170,6 +183,44 @@ def test_undecodable_strings_in_parquet_are_named(tmp_path):
     assert records.vectors.to_pylist() == [[1.0], [3.0]]
     assert [(bad.line_number, bad.reason) for bad in records.bad] == [(2, "undecodable")]
     assert json.loads(records.bad[0].original) == {"id": 2, "text": r"caf\xe9"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "text"),
+    [
+        (pa.timestamp("s"), 1, "1970-01-01T00:00:01"),
+        (pa.timestamp("ms"), 1, "1970-01-01T00:00:00.001000"),
+        (pa.timestamp("ns"), 1, "1970-01-01T00:00:00.000000001"),
+        (pa.timestamp("ns"), 1_001_000, "1970-01-01T00:00:00.001001"),
+        (pa.timestamp("us", "UTC"), 0, "1970-01-01T00:00:00+00:00"),
+        (pa.timestamp("ms", "Europe/Berlin"), 1, "1970-01-01T01:00:00.001000+01:00"),
+        (pa.timestamp("us", "-08:30"), 1, "1969-12-31T15:30:00.000001-08:30"),
+        (pa.timestamp("s", "Mars/Olympus"), 1, "1970-01-01T00:00:01+00:00"),
+        (pa.timestamp("s"), 253_402_300_800, "10000-01-01T00:00:00"),
+        (pa.timestamp("ms"), 2**62, "<value out of range: 4611686018427387904>"),
+        (pa.date32(), 19_000, "2022-01-08"),
+        (pa.time64("ns"), 1_001, "00:00:00.000001001"),
+        (pa.time64("us"), 1_000_000, "00:00:01"),
+        (pa.duration("ns"), 86_401, "86401"),
+    ],
+)
+def test_times_in_parquet_become_text_also_where_python_cannot_hold_them(tmp_path, kind, number, text):
+    storage = pa.int32() if kind == pa.date32() else pa.int64()
+    values = pa.array([number, None], storage).cast(kind)
+    pq.write_table(pa.table({"when": values}), tmp_path / "a.parquet")
+    assert read_records(tmp_path / "a.parquet").rows == [{"when": text}, {"when": None}]
+
+
+def test_a_parquet_column_that_python_cannot_hold_is_named(tmp_path):
+    nested = pa.array([[1]], pa.list_(pa.timestamp("ns")))
+    pq.write_table(pa.table({"id": [1], "seen_at": nested}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"column seen_at: its values cannot be read"):
+        read_records(tmp_path / "a.parquet")
+
+
+def test_a_json_object_with_a_repeated_key_is_no_record(tmp_path):
+    lines = b'{"text": "q", "filters": {"a": 1, "a": 2}}\n{"a": {"a": 1}}\n{"a": 1, "a": 1}\n'
+    assert bad_of(records_of(tmp_path, "a.jsonl", lines)) == [(1, "invalid"), (3, "invalid")]
 
 
 def test_a_file_that_is_not_what_its_suffix_says_is_refused(tmp_path):

@@ -809,6 +809,7 @@ def nested_lists() -> dict[str, Any]:
         "slots": np.array([5, 5], dtype=np.int64),
         "max_per_document": [None, 1],
         "near_duplicate": np.array([0.5, 1.0]),
+        "lexical_weight": np.array([0.0, 0.5]),
         "candidates": Ragged(
             np.array([0, 2, 2]),
             {
