@@ -230,3 +230,10 @@ def _wrong_data(name: str, got: str, want: str) -> StageError:
         want=want,
         next_step="Correct the stage that builds it.",
     )
+
+
+def read_only(array: Array) -> Array:
+    """A view that cannot be written, so that arrays in memory and mapped from disk share one compiled kernel."""
+    view = np.ascontiguousarray(array).view(np.ndarray)
+    view.flags.writeable = False
+    return view

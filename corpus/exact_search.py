@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from contracts.columns import IntArray, Ragged, offsets_from_lengths
+from contracts.columns import IntArray, Ragged, offsets_from_lengths, read_only
 from corpus.scope import Scope, Scopes
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -136,13 +136,6 @@ def cosines(vectors: Array, queries: IntArray, embeddings: Array, rows: IntArray
     arrays = [read_only(vectors), read_only(queries), read_only(embeddings), read_only(rows)]
     products: Array = _products(*arrays)
     return np.clip(products, -1, 1).astype(np.float32)
-
-
-def read_only(array: Array) -> Array:
-    """A view that cannot be written, so that arrays in memory and mapped from disk share one compiled kernel."""
-    view = np.ascontiguousarray(array).view(np.ndarray)
-    view.flags.writeable = False
-    return view
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numba
 import numpy as np
 
-from contracts.columns import Array, IntArray, Ragged, offsets_from_lengths
+from contracts.columns import Array, IntArray, Ragged, offsets_from_lengths, read_only
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,16 +142,9 @@ def bm25_top(
     Returns:
         counts (queries,), and rows and scores (queries, depth), of which the first counts[q] are set.
     """
-    arrays = [_read_only(one) for one in (query_offsets, query_terms, offsets, rows, scores, eligible)]
+    arrays = [read_only(one) for one in (query_offsets, query_terms, offsets, rows, scores, eligible)]
     found: tuple[Array, Array, Array] = _bm25_top(*arrays, depth, chunks)
     return found
-
-
-def _read_only(array: Array) -> Array:
-    """A view that cannot be written, so that arrays in memory and mapped from disk share one compiled kernel."""
-    view = np.ascontiguousarray(array).view()
-    view.flags.writeable = False
-    return view
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -9,8 +9,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from contracts.columns import IntArray, Ragged, offsets_from_lengths
-from corpus.exact_search import read_only
+from contracts.columns import IntArray, Ragged, offsets_from_lengths, read_only
 from corpus.keyword_index import KeywordIndex, bm25_top, ragged_hits
 from corpus.scope import Scope, Scopes
 from corpus.tokeniser import Tokeniser

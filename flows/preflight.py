@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import ConfigurationError
@@ -26,13 +26,13 @@ def settings_of_run(settings: Settings, snapshot: CorpusSnapshot) -> Settings:
         ConfigurationError: a setting of ingest was given that the snapshot was not made with, or the only
             weight of the blended score belongs to a cross-encoder that is not there.
     """
-    made_with = snapshot.settings["ingest"]
+    made_with = cast("dict[str, Any]", snapshot.settings["ingest"])
     given = settings.corpus.model_dump(mode="json")
     for name in settings.corpus.model_fields_set - _READERS_CHOICE:
-        if given[name] != made_with[name]:  # type: ignore[index]
+        if given[name] != made_with[name]:
             raise ConfigurationError(
                 f"setting corpus.{name}", f"is fixed in snapshot {snapshot.snapshot_id}", got=given[name],
-                want=made_with[name], next_step="Ingest the corpus again with this setting, then run.",  # type: ignore[index]
+                want=made_with[name], next_step="Ingest the corpus again with this setting, then run.",
             )  # fmt: skip
     blend = settings.blended_rerank
     if (

@@ -9,7 +9,10 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from annotated_types import Ge
+from scipy.special import expit
 
+from contracts.columns import Array
+from contracts.errors import ModelError
 from contracts.params import Params
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -29,6 +32,25 @@ class CrossEncoder(Protocol):
     def score(self, queries: Sequence[str], passages: Sequence[str]) -> Logits:
         """(pairs,) float32 logits of the pairs (queries[i], passages[i]); a sigmoid makes them probabilities."""
         ...
+
+
+def probabilities(encoder: CrossEncoder, queries: Sequence[str], passages: Sequence[str]) -> Array:
+    """(pairs,) float64 in [0, 1]: the sigmoid of the encoder's logits, in one call.
+
+    Raises:
+        ModelError: it did not give one finite logit a pair.
+    """
+    logits = np.asarray(encoder.score(queries, passages), dtype=np.float64)
+    if logits.shape != (len(queries),) or not np.isfinite(logits).all():
+        raise ModelError(
+            "cross-encoder",
+            "gave no usable logits",
+            got=f"shape {logits.shape}, {int(np.isfinite(logits).sum())} finite",
+            want=f"{len(queries)} finite numbers, one a pair",
+            next_step="Look at the model or service; set it to none to rank without it.",
+        )
+    chances: Array = expit(logits)
+    return chances
 
 
 class CrossEncoderParams(Params):

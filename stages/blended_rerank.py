@@ -13,14 +13,14 @@ from annotated_types import Ge, Gt, Le
 from pydantic import model_validator
 
 from contracts.columns import IntArray, Ragged, Values, as_numpy, column, offsets_from_lengths, ragged
-from contracts.errors import ConfigurationError, ModelError
+from contracts.errors import ConfigurationError
 from contracts.evidence import RerankedRanking, Share
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import Int32, build_table
 from corpus.corpus import Corpus
 from corpus.exact_tokens import exact_shares
-from models.cross_encoder import CrossEncoder
+from models.cross_encoder import CrossEncoder, probabilities
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -275,17 +275,7 @@ def _probabilities(
         return result
     # The raw text is that of whichever line came first; the model reads what all lines of the query share.
     texts = column(queries, "normalised_text").take(pa.array(candidates.rows[asked], pa.int64())).to_pylist()
-    logits = np.asarray(cross_encoder.score(texts, corpus.passage_texts(candidates.values[asked])), dtype=np.float64)
-    if logits.shape != asked.shape or not np.isfinite(logits).all():
-        raise ModelError(
-            "cross-encoder",
-            "gave no usable logits",
-            got=f"shape {logits.shape}, {int(np.isfinite(logits).sum())} finite",
-            want=f"{len(asked)} finite numbers, one a pair",
-            next_step="Look at the model or service; set it to none to rank without it.",
-        )
-    small = np.exp(-np.abs(logits))  # never overflows
-    result[asked] = np.where(logits >= 0, 1.0, small) / (1.0 + small)
+    result[asked] = probabilities(cross_encoder, texts, corpus.passage_texts(candidates.values[asked]))
     return result
 
 

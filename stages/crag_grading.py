@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from annotated_types import Ge, Le
 from pydantic import model_validator
-from scipy.special import expit
 
-from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
+from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged, read_only
 from contracts.errors import ConfigurationError
 from contracts.evidence import EvidencePlan, GradedSelection
 from contracts.manifest import Account
@@ -22,10 +21,9 @@ from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus, KeywordSearch
-from corpus.exact_search import read_only
 from corpus.scope import Scopes
 from corpus.tokeniser import words
-from models.cross_encoder import CrossEncoder
+from models.cross_encoder import CrossEncoder, probabilities
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
 # A grade is an int8 code, its place here: the strongest grade of a query is the largest code.
@@ -278,8 +276,7 @@ class _Shard:
                     next_step="Configure the cross-encoder of the run, or rerun from blended_rerank without one.",
                 )
             asked = [self.texts[query] for query in queries[for_model]]
-            logits = self.cross_encoder.score(asked, self.corpus.passage_texts(rows[for_model]))
-            scores[for_model] = expit(logits.astype(np.float64))
+            scores[for_model] = probabilities(self.cross_encoder, asked, self.corpus.passage_texts(rows[for_model]))
         if not for_model.all():
             distinct, places = np.unique(queries[~for_model], return_inverse=True)
             texts = [self.texts[query] for query in distinct]

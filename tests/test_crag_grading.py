@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from contracts.errors import ConfigurationError
+from contracts.columns import read_only
+from contracts.errors import ConfigurationError, ModelError
 from contracts.evidence import EvidencePlan, Family, RerankedRanking, RescuedRanking, Shape
 from contracts.table import check_table, schema
 from corpus.corpus import Corpus
-from corpus.exact_search import read_only
 from corpus.scope import Scope, Scopes
 from stages.crag_grading import (
     STAGE,
@@ -757,3 +757,17 @@ def test_a_rewritten_query_keeps_marks_and_cuts_han_into_words() -> None:
     for text in ("हिन्दी किताब", "東京都の天気は"):
         (again,) = rewrite_queries([text], corpus, 9)
         assert sorted(corpus.tokeniser.tokens(again)) == sorted(set(corpus.tokeniser.tokens(text)))
+
+
+@pytest.mark.parametrize("wrong", [[math.nan], [math.inf], [], [1.0, 2.0]], ids=["NaN", "infinite", "none", "two"])
+def test_logits_that_grade_nothing_stop_the_shard(wrong: list[float]) -> None:
+    class Broken:
+        model_id = "broken"
+
+        def score(self, queries: Sequence[str], passages: Sequence[str]) -> np.ndarray:
+            return np.array(wrong, dtype=np.float32)
+
+    corpus = make_corpus([{"chunk_id": "c0", "text": "refund"}])
+    ranking = {"slots": 1, "candidates": [candidate("c0", 0.2, place=1)]}
+    with pytest.raises(ModelError, match="gave no usable logits"):
+        grade(corpus, ["refund"], [ranking], model=Broken())
