@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint quality lock clean
+.PHONY: help demo test test-crash lint quality lock clean
 
 help:            ## Show this list.
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## */\t/'
@@ -20,6 +20,9 @@ demo: $(STAMP)   ## Ingest and rerank the bundled example under Prefect.
 
 test: $(STAMP)   ## Run the tests, in parallel.
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+test-crash: $(STAMP)   ## Kill runs at every point, cut their power, and resume them: some 15 minutes.
+	$(BIN)/python -m tests.crash.matrix
 
 lint: $(STAMP)   ## Check format, style, types and the direction of imports.
 	$(BIN)/ruff format --check .

@@ -8,17 +8,18 @@ file with the manifest's SHA-256 before they parse a byte of it.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from checkpoints.dead_letters import letters_of, write_letters
 from checkpoints.digests import key_of, logical_digest, sha256
 from checkpoints.records import sealed, unsealed
 from checkpoints.store import Store
 from contracts.errors import CheckpointError, CorruptArtifactError, MissingArtifactError
-from contracts.manifest import Account, Manifest
+from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan
 
 _NEXT_STEP = "Run `dartflow verify RUN`, then rerun from the stage that wrote it."
 
@@ -41,26 +42,41 @@ def parquet_bytes(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
+def run_digest(plan: RunPlan) -> str:
+    """The digest of the run's plan, which every manifest of the run carries.
+
+    Fields at their defaults take no part, so that a field which a later version adds changes no digest.
+    """
+    return sha256(plan.model_dump_json(exclude_defaults=True).encode())[:32]
+
+
 def commit(
     store: Store,
     table: pa.Table,
     *,
-    run_id: str,
-    number: int,
-    stage: str,
-    shard: int,
+    plan: RunPlan,
+    entry: StagePlan,
+    part: int,
     key_parts: Mapping[str, Any],
+    letters: Sequence[DeadLetter] = (),
+    left_out: int = 0,
     account: Account | None,
+    calls: Mapping[str, Mapping[str, int]] | None = None,
     started_at: str,
     seconds: float,
 ) -> Manifest:
-    """Writes the Parquet file, then its manifest, once: what is committed is never written again.
+    """Writes the Parquet file and the dead letters, then the manifest, once: what is committed is never written again.
 
     Args:
         table: one row a query, or what the stage's contract says.
-        number: the stage's place in the pipeline, from 1; 0 for what is loaded.
+        plan: of the run.
+        entry: the stage in the plan.
+        part: its number.
         key_parts: everything that can change the result, see `contracts.manifest.Manifest`.
+        letters: the queries (or log lines) that the stage took out of this part.
+        left_out: how many queries an earlier stage took out.
         account: where the candidates came from and went; None for tables without candidates.
+        calls: how calls of services ended.
         started_at: ISO time, for people; takes no part in keys.
         seconds: how long it took to compute.
 
@@ -72,11 +88,18 @@ def commit(
     """
     data = parquet_bytes(table)
     key = key_of(key_parts)
-    path = f"{stage_folder(run_id, number, stage)}/part-{shard:05d}.{key}.parquet"
+    path = f"{stage_folder(plan.run_id, entry.number, entry.stage)}/part-{part:05d}.{key}.parquet"
+    found = read_manifest(store, plan, entry, part)
+    if found is None:
+        store.write(path, data)
+        dead_letters = write_letters(store, f"runs/{plan.run_id}/dead_letters/{entry.stage}-part-{part:05d}", letters)
+    else:
+        dead_letters = found.dead_letters
     manifest = Manifest(
-        run_id=run_id,
-        stage=stage,
-        shard=shard,
+        run_id=plan.run_id,
+        plan=run_digest(plan),
+        stage=entry.stage,
+        shard=part,
         file=path,
         sha256=sha256(data),
         bytes=len(data),
@@ -85,21 +108,22 @@ def commit(
         key=key,
         key_parts=dict(key_parts),
         account=account,
+        left_out=left_out,
+        dead_letters=dead_letters,
+        calls={name: dict(counts) for name, counts in (calls or {}).items()},
         borrowed_from=None,
         started_at=started_at,
         seconds=seconds,
     )
-    if read_manifest(store, run_id, number, stage, shard) is None:
-        store.write(path, data)
-    return _commit_once(store, manifest, number)
+    return _commit_once(store, manifest, plan, entry)
 
 
-def _commit_once(store: Store, manifest: Manifest, number: int) -> Manifest:
-    path = manifest_path(manifest.run_id, number, manifest.stage, manifest.shard)
+def _commit_once(store: Store, manifest: Manifest, plan: RunPlan, entry: StagePlan) -> Manifest:
+    path = manifest_path(plan.run_id, entry.number, entry.stage, manifest.shard)
     try:
         store.create(path, sealed(manifest))
     except CheckpointError:
-        found = read_manifest(store, manifest.run_id, number, manifest.stage, manifest.shard)
+        found = read_manifest(store, plan, entry, manifest.shard)
         if found is None:
             raise
         if (found.key, found.logical_digest) == (manifest.key, manifest.logical_digest):
@@ -114,22 +138,45 @@ def _commit_once(store: Store, manifest: Manifest, number: int) -> Manifest:
     return manifest
 
 
-def read_manifest(store: Store, run_id: str, number: int, stage: str, shard: int) -> Manifest | None:
-    """The manifest of an artifact, or None when it was never committed.
+def read_manifest(store: Store, plan: RunPlan, entry: StagePlan, part: int) -> Manifest | None:
+    """The manifest of a planned artifact, or None when it was never committed.
 
     Raises:
-        CorruptArtifactError: a manifest that is not what was written, or is that of another artifact.
+        CorruptArtifactError: a manifest that is not what was written, is that of another artifact, or was
+            made under another plan than the run's.
     """
-    path = manifest_path(run_id, number, stage, shard)
+    return _read_manifest(store, plan.run_id, run_digest(plan), entry, part)
+
+
+def manifests(store: Store, plan: RunPlan, entry: StagePlan) -> list[Manifest | None]:
+    """The manifests of a stage, one a planned part; None where nothing is committed.
+
+    Raises:
+        CorruptArtifactError: as `read_manifest`.
+    """
+    digest = run_digest(plan)
+    return [_read_manifest(store, plan.run_id, digest, entry, part) for part in entry.shards]
+
+
+def _read_manifest(store: Store, run_id: str, digest: str, entry: StagePlan, part: int) -> Manifest | None:
+    path = manifest_path(run_id, entry.number, entry.stage, part)
     data = store.read_if_there(path)
     if data is None:
         return None
     manifest = unsealed(data, Manifest, path, next_step=_NEXT_STEP)
-    if (manifest.run_id, manifest.stage, manifest.shard) != (run_id, stage, shard):
+    if (manifest.run_id, manifest.stage, manifest.shard) != (run_id, entry.stage, part):
         got = f"{manifest.run_id}/{manifest.stage}/{manifest.shard}"
-        raise _corrupt(path, "belongs to another artifact", got=got, want=f"{run_id}/{stage}/{shard}")
+        raise _corrupt(path, "belongs to another artifact", got=got, want=f"{run_id}/{entry.stage}/{part}")
     if manifest.key != key_of(manifest.key_parts):
         raise _corrupt(path, "has a key that its parts do not give", got=manifest.key, want=key_of(manifest.key_parts))
+    if manifest.plan != digest:
+        raise CorruptArtifactError(
+            path,
+            "was made under another plan than the run's",
+            got=manifest.plan,
+            want=digest,
+            next_step="Start a new run under another run id; leftovers of a deleted run are not taken over.",
+        )
     return manifest
 
 
@@ -166,7 +213,7 @@ def verified_bytes(store: Store, manifest: Manifest) -> bytes:
 
 
 def verify_artifact(store: Store, manifest: Manifest) -> None:
-    """Reads an artifact again: its bytes, its rows, and the data in them.
+    """Reads an artifact again: its bytes, its rows, the data in them, and its dead letters.
 
     Raises:
         CorruptArtifactError: anything differs from what was committed.
@@ -174,22 +221,28 @@ def verify_artifact(store: Store, manifest: Manifest) -> None:
     got = logical_digest(read_table(store, manifest))
     if got != manifest.logical_digest:
         raise _corrupt(manifest.file, "holds other data", got=f"digest {got}", want=manifest.logical_digest)
+    letters_of(store, manifest)
 
 
-def borrow(store: Store, manifest: Manifest, *, run_id: str, number: int) -> Manifest:
-    """Commits an artifact of an earlier run to a new run, without copying its file.
+def borrow(store: Store, manifest: Manifest, *, plan: RunPlan, entry: StagePlan) -> Manifest:
+    """Commits an artifact of an earlier run to a new run, without copying its files.
 
-    The file is verified first: nothing unproven enters a run. To borrow again changes nothing.
+    Table and dead letters are verified first: nothing unproven enters a run. To borrow again changes nothing.
 
     Raises:
-        CorruptArtifactError: the file is not what was committed.
+        CorruptArtifactError: a file is not what was committed.
         CheckpointError: the run has committed other data already.
     """
     verified_bytes(store, manifest)
+    letters_of(store, manifest)
     borrowed = manifest.model_copy(
-        update={"run_id": run_id, "borrowed_from": manifest.borrowed_from or manifest.run_id}
+        update={
+            "run_id": plan.run_id,
+            "plan": run_digest(plan),
+            "borrowed_from": manifest.borrowed_from or manifest.run_id,
+        }
     )
-    return _commit_once(store, borrowed, number)
+    return _commit_once(store, borrowed, plan, entry)
 
 
 def _corrupt(path: str, problem: str, *, got: object, want: object) -> CorruptArtifactError:

@@ -1,34 +1,45 @@
-"""Lease: one process at a time works on a run, and says so with a heartbeat."""
+"""Lease: one process at a time works on a run, and says so with a heartbeat.
+
+Leases of a folder are numbered files, `<folder>/lease/000001.json` and so on; the highest number is the
+one that counts. Who wants a lease that is free creates the next number, and since a file is created once,
+one of several wins. The holder writes its own file again with each heartbeat, and a last time, as released.
+Numbers only rise, so a number tells an earlier holder from a later one.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from checkpoints.processes import has_ended, identity
+from checkpoints.records import sealed, unsealed
 from checkpoints.store import Store
 from contracts.errors import CheckpointError, CorruptArtifactError, RunHeldError
 
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 
+_NAME = re.compile(r"/lease/([0-9]{6}|[1-9][0-9]{6,})\.json")
 
-class _Entry(BaseModel):
-    """What stands in the lease file: `token` is new each time a run is held; `process` outlives no process."""
 
-    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+class LeaseRecord(BaseModel):
+    """What stands in a lease file: `token` is new each time a folder is held; `process` outlives no process."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
     holder: str
-    token: str = ""
-    process: str | None = None
+    token: str
+    process: str | None
     beat_at: float
+    released: bool
 
     @property
     def age(self) -> float:
@@ -36,116 +47,161 @@ class _Entry(BaseModel):
         return max(0.0, time.time() - self.beat_at)
 
     @property
-    def abandoned(self) -> bool:
-        """Whether nobody holds it any more: too long silent, of a clock far ahead, or of a process that has ended."""
-        return abs(time.time() - self.beat_at) > STALE_SECONDS or _has_ended(self.process)
+    def said(self) -> str:
+        """Who holds it, and since when nothing was heard of it."""
+        return f"{self.holder}, last heard of {self.age:.0f} s ago"
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody holds it any more: released, too long silent, of a clock far ahead, or of an ended process."""
+        return self.released or abs(time.time() - self.beat_at) > STALE_SECONDS or has_ended(self.process)
 
 
 class Lease:
-    """A run that this process holds.
+    """A folder of the store that this process holds.
 
     Args:
-        store: where the run lies.
-        run_id: the run.
+        store: where the folder lies.
+        folder: what is held, `runs/<run id>` say.
+        what: how errors name it.
+
+    Attributes:
+        number: higher than that of every earlier holder of the folder.
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, folder: str, what: str) -> None:
+        self.number = 0
         self._store = store
-        self._run_id = run_id
-        self._path = _path(run_id)
+        self._folder = folder
+        self._what = what
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
         self._token = uuid.uuid4().hex
-        self._process = _identity(os.getpid())
+        self._process = identity(os.getpid())
+        self._renewed = _clocks()
+        self._lost: str | None = None
         self._stop = threading.Event()
-        self._lost = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease heartbeat", daemon=True)
 
     def check(self) -> None:
-        """Makes sure that nobody took the run over while this process was silent.
+        """Makes sure that the folder is still this process's, without asking the store.
 
         Raises:
-            RunHeldError: somebody did.
+            RunHeldError: another process took it over, somebody removed the lease, or no heartbeat reached
+                the store for so long that another process may have taken it over.
         """
-        if self._lost.is_set():
+        # One clock may be set while the process works, the other may stand still while the machine sleeps.
+        silent = max(abs(now - then) for now, then in zip(_clocks(), self._renewed, strict=True))
+        if self._lost is None and silent > STALE_SECONDS:
+            self._lost = f"no heartbeat that reached the store for {silent:.0f} s"
+        if self._lost is not None:
             raise RunHeldError(
-                f"run {self._run_id}",
-                "was taken over by another process",
-                got=f"no heartbeat of {self._holder} for {STALE_SECONDS:.0f} s",
-                next_step="Leave the run to that process; what is committed is kept.",
+                self._what,
+                "is no longer held by this process",
+                got=self._lost,
+                next_step="Leave it to its holder, or start again when there is none; what is committed is kept.",
             )
 
     def _take(self) -> None:
-        """Takes the lease; of several processes that try at once, one creates the file."""
-        found = _read(self._store, self._run_id)
-        if found is not None:
-            if not found.abandoned:
-                raise _held(self._run_id, found)
-            self._store.delete(self._path)
+        """Creates the next number, unless somebody holds the one before."""
+        found = _latest(self._store, self._folder)
+        if found is not None and not found[1].is_free:
+            raise _held(self._what, found[1].said)
+        self.number = 1 if found is None else found[0] + 1
+        self._renewed, entry = _clocks(), self._entry()
         try:
-            self._store.create(self._path, self._entry())
+            self._store.create(self._path, entry)
         except CheckpointError:
-            found = _read(self._store, self._run_id)
-            if found is None:
+            # Another process was faster, or the file was created and only the answer was lost, or the store is down.
+            found = _latest(self._store, self._folder)
+            if found is None or found[0] < self.number:
                 raise
-            raise _held(self._run_id, found) from None
+        self._make_sure()
         self._thread.start()
 
-    def _beat(self) -> None:
-        while not self._stop.wait(HEARTBEAT_SECONDS):
-            try:
-                self._renew()
-            except CheckpointError:
-                continue  # the store may answer at the next beat; until then the lease ages, as it should
-            if self._lost.is_set():
-                return
+    def _make_sure(self) -> None:
+        """Looks who has the highest number, and removes the lower ones.
 
-    def _renew(self) -> None:
-        if self._is_mine():
-            self._store.write(self._path, self._entry())
+        A process that was paused before its `create` may have made a number that had been taken and
+        removed long ago.
+        """
+        loss = self._loss()
+        if loss is not None:
+            raise _held(self._what, loss)
+        for number in _numbers(self._store, self._folder):
+            if number < self.number:
+                with suppress(CheckpointError):  # the next holder will do it
+                    self._store.delete(_path(self._folder, number))
+
+    def _beat(self) -> None:
+        while self._lost is None and not self._stop.wait(HEARTBEAT_SECONDS):
+            # The store may answer at the next beat; until then the lease ages, as it should.
+            with suppress(CheckpointError):
+                self._renew()
+
+    def _renew(self, *, released: bool = False) -> None:
+        clocks, entry = _clocks(), self._entry(released=released)
+        loss = self._loss()
+        if loss is None:
+            self._store.write(self._path, entry)
+            self._renewed = clocks
         else:
-            self._lost.set()
+            self._lost = loss
 
     def _release(self) -> None:
+        """Says that nobody holds the folder any more; where that does not reach the store, the lease goes stale."""
         self._stop.set()
         self._thread.join()
-        if self._is_mine():
-            self._store.delete(self._path)
-        else:
-            self._lost.set()
+        with suppress(CheckpointError):
+            self._renew(released=True)
 
-    def _is_mine(self) -> bool:
-        """Whether no other process stands in the file; one that was removed or damaged is nobody else's."""
+    def _loss(self) -> str | None:
+        """Why the folder is no longer this process's; None while it is."""
         try:
-            found = _read(self._store, self._run_id)
-        except CorruptArtifactError:
-            return True
-        return found is None or found.token == self._token
+            found = _latest(self._store, self._folder)
+        except CorruptArtifactError as error:
+            # A damaged file of its own is mended by the next beat.
+            return None if error.where == self._path else f"another lease, {error.where}, that cannot be read"
+        if found is None or found[0] < self.number:
+            return f"no file {self._path} any more"
+        return None if found[1].token == self._token else found[1].said
 
-    def _entry(self) -> bytes:
-        entry = _Entry(holder=self._holder, token=self._token, process=self._process, beat_at=time.time())
-        return entry.model_dump_json().encode()
+    @property
+    def _path(self) -> str:
+        return _path(self._folder, self.number)
+
+    def _entry(self, *, released: bool = False) -> bytes:
+        return sealed(
+            LeaseRecord(
+                holder=self._holder, token=self._token, process=self._process, beat_at=time.time(), released=released
+            )
+        )
 
 
-def holder_of(store: Store, run_id: str) -> tuple[str, float] | None:
-    """Who holds the run and how many seconds ago it last said so; None when nobody does or the lease is abandoned.
+def holder_of(store: Store, folder: str) -> tuple[str, float] | None:
+    """Who holds a folder and how many seconds ago it last said so; None when nobody does.
 
     Raises:
         CorruptArtifactError: a lease file that cannot be read.
     """
-    found = _read(store, run_id)
-    return None if found is None or found.abandoned else (found.holder, found.age)
+    found = _latest(store, folder)
+    return None if found is None or found[1].is_free else (found[1].holder, found[1].age)
 
 
 @contextmanager
-def hold(store: Store, run_id: str) -> Iterator[Lease]:
-    """Holds the run's lease while the block runs, with a heartbeat from a thread of its own.
+def hold(store: Store, folder: str, what: str) -> Iterator[Lease]:
+    """Holds a folder's lease while the block runs, with a heartbeat from a thread of its own.
+
+    Args:
+        store: where the folder lies.
+        folder: what is held, `runs/<run id>` say; the lease lies in `lease` below it.
+        what: how errors name it, `run nightly` say.
 
     Raises:
-        RunHeldError: another process holds it, or took it over before the block ended; an abandoned
+        RunHeldError: another process holds it, or this one lost it before the block ended; an abandoned
             lease is taken over.
         CorruptArtifactError: a lease file that cannot be read.
     """
-    lease = Lease(store, run_id)
+    lease = Lease(store, folder, what)
     lease._take()  # noqa: SLF001 - only this block takes and releases
     try:
         yield lease
@@ -154,63 +210,36 @@ def hold(store: Store, run_id: str) -> Iterator[Lease]:
     lease.check()
 
 
-def _path(run_id: str) -> str:
-    return f"runs/{run_id}/lease.json"
+def _path(folder: str, number: int) -> str:
+    return f"{folder}/lease/{number:06d}.json"
 
 
-def _read(store: Store, run_id: str) -> _Entry | None:
-    data = store.read_if_there(_path(run_id))
-    if data is None:
-        return None
-    try:
-        return _Entry.model_validate_json(data)
-    except ValidationError as error:
-        raise CorruptArtifactError(
-            _path(run_id),
-            "is no lease",
-            got=error.errors()[0]["msg"],
-            next_step="Make sure that no process works on the run, and remove the file.",
-        ) from error
+def _numbers(store: Store, folder: str) -> list[int]:
+    found = (_NAME.fullmatch(path.removeprefix(folder)) for path in store.files(f"{folder}/lease"))
+    return sorted(int(name[1]) for name in found if name is not None)
 
 
-def _held(run_id: str, found: _Entry) -> RunHeldError:
+def _latest(store: Store, folder: str) -> tuple[int, LeaseRecord] | None:
+    """The lease that counts, with its number; None where there never was one."""
+    while numbers := _numbers(store, folder):
+        path = _path(folder, numbers[-1])
+        data = store.read_if_there(path)
+        if data is not None:
+            next_step = "Make sure that no process holds it, and remove the file."
+            return numbers[-1], unsealed(data, LeaseRecord, path, next_step=next_step)
+        # A later holder has removed it since it was listed.
+    return None
+
+
+def _held(what: str, got: str) -> RunHeldError:
     return RunHeldError(
-        f"run {run_id}",
+        what,
         "is held by another process",
-        got=f"{found.holder}, last heard of {found.age:.0f} s ago",
+        got=got,
         want="nobody",
         next_step=f"Wait for it; a lease that is silent for {STALE_SECONDS:.0f} s can be taken over.",
     )
 
 
-def _identity(pid: int) -> str | None:
-    """Names a process for good: boot of the machine, pid namespace, pid and start time.
-
-    None where the system does not tell (no /proc, or a hidden one); a lease is then judged by its
-    heartbeat alone.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = Path("/proc/self/ns/pid").readlink()
-        # The name before the last bracket may hold anything; the state follows it, and the start is field 22 of all.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    started = "ended" if fields[0] in {"Z", "X"} else fields[19]
-    return f"{boot} {namespace} {pid} {started}"
-
-
-def _has_ended(process: str | None) -> bool:
-    """Whether a process of this machine and pid namespace is known to have ended; of others nothing is known."""
-    mine = _identity(os.getpid())
-    if process is None or mine is None or process.split()[:2] != mine.split()[:2]:
-        return False
-    pid = int(process.split()[2])
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False  # it lives, under another user
-    found = _identity(pid)
-    return found is not None and found != process  # the pid may have passed to another process
+def _clocks() -> tuple[float, float]:
+    return time.time(), time.monotonic()

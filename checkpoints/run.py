@@ -1,21 +1,18 @@
-"""Runs: the plan, what has been committed of it, and the verdict."""
+"""Runs: the plan, its parts, and the note of what stopped it."""
 
 from __future__ import annotations
 
 import json
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from pydantic import ValidationError
-
-from checkpoints.commit import manifest_path, read_manifest, stage_folder, verify_artifact
-from checkpoints.digests import canonical_json
-from checkpoints.lease import holder_of
+from checkpoints.commit import manifests
+from checkpoints.dead_letters import letters_of, replayed_queries
 from checkpoints.records import sealed, unsealed
 from checkpoints.store import Store
 from contracts.errors import ConfigurationError, CorruptArtifactError, DartflowError, MissingArtifactError
-from contracts.manifest import DeadLetter, Manifest, RunPlan, StagePlan, StageStatus, Verdict, VerdictName
+from contracts.manifest import DeadLetter, Manifest, Replay, RunPlan, StagePlan
 
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -84,46 +81,79 @@ def run_ids(store: Store) -> list[str]:
     return [run_id for _, run_id in sorted(found, reverse=True)]
 
 
-def manifests(store: Store, plan: RunPlan, entry: StagePlan) -> list[Manifest | None]:
-    """The manifests of a stage, one a planned part; None where nothing is committed.
-
-    Raises:
-        CorruptArtifactError: a manifest that is damaged, of another artifact, or made under another plan.
-    """
-    return [_planned_manifest(store, plan, entry, part) for part in range(entry.parts)]
-
-
-def _planned_manifest(store: Store, plan: RunPlan, entry: StagePlan, part: int) -> Manifest | None:
-    manifest = read_manifest(store, plan.run_id, entry.number, entry.stage, part)
-    if manifest is not None:
-        planned = json.loads(canonical_json(entry.inputs))
-        other = [name for name, value in planned.items() if manifest.key_parts.get(name) != value]
-        if other:
-            raise CorruptArtifactError(
-                manifest_path(plan.run_id, entry.number, entry.stage, part),
-                "was made under another plan than the run's",
-                got=f"another {', '.join(other)}",
-                next_step="Start a new run under another run id; leftovers of a deleted run are not taken over.",
-            )
-    return manifest
-
-
-def stage_entry(plan: RunPlan, stage: str) -> StagePlan:
-    """A stage of a plan by name.
+def stage_entries(plan: RunPlan, stage: str) -> list[StagePlan]:
+    """The entries of a stage in a plan: its shards, and after them those of each replay.
 
     Raises:
         ConfigurationError: names the stages that there are.
     """
-    for entry in plan.stages:
-        if entry.stage == stage:
-            return entry
-    raise ConfigurationError(
-        f"run {plan.run_id}",
-        "has no such stage",
-        got=stage,
-        want=f"one of {', '.join(entry.stage for entry in plan.stages)}",
-        next_step="Correct the stage name.",
-    )
+    found = [entry for entry in plan.stages if entry.stage == stage]
+    if not found:
+        raise ConfigurationError(
+            f"run {plan.run_id}",
+            "has no such stage",
+            got=stage,
+            want=f"one of {', '.join(stage_names(plan))}",
+            next_step="Correct the stage name.",
+        )
+    return found
+
+
+def stage_names(plan: RunPlan) -> list[str]:
+    """The stages of a plan in their order, each once."""
+    return list(dict.fromkeys(entry.stage for entry in plan.stages))
+
+
+def replay_of(plan: RunPlan, part: int) -> Replay | None:
+    """The replay that a shard carries out; None for a shard of the first pass."""
+    return next((replay for replay in plan.replays if replay.shard == part), None)
+
+
+def planned_rows(plan: RunPlan, entry: StagePlan, part: int) -> int | None:
+    """How many queries (of `log_lines`, lines) one part is planned for; None where only the stage can know."""
+    replay = replay_of(plan, part)
+    if entry.rows is None or entry.parts == 1:
+        return entry.rows
+    if replay is not None:
+        return len(replay.queries)
+    return max(0, min(plan.shard_size, entry.rows - part * plan.shard_size))
+
+
+def stage_manifests(store: Store, plan: RunPlan, stage: str) -> Iterator[Manifest]:
+    """The manifests of all parts of a stage, in order.
+
+    Raises:
+        ConfigurationError: no such stage.
+        MissingArtifactError: a part that was never committed.
+        CorruptArtifactError: as `checkpoints.commit.read_manifest`.
+    """
+    for entry in stage_entries(plan, stage):
+        for part, manifest in zip(entry.shards, manifests(store, plan, entry), strict=True):
+            if manifest is None:
+                raise MissingArtifactError(
+                    f"run {plan.run_id}, stage {stage}",
+                    "is not finished",
+                    got=f"no part {part}",
+                    next_step=f"Run `dartflow resume {plan.run_id}`.",
+                )
+            yield manifest
+
+
+def open_letters(store: Store, plan: RunPlan) -> list[DeadLetter]:
+    """The dead letters of a run that no replay has taken up, in the order of stages, parts and queries.
+
+    Raises:
+        CorruptArtifactError: a file of dead letters that is not what was committed.
+    """
+    replayed = replayed_queries(plan)
+    return [
+        letter
+        for entry in plan.stages
+        for manifest in manifests(store, plan, entry)
+        if manifest is not None
+        for letter in letters_of(store, manifest)
+        if (letter.stage, letter.shard, letter.query_id) not in replayed
+    ]
 
 
 def record_failure(store: Store, run_id: str, error: DartflowError) -> None:
@@ -132,7 +162,7 @@ def record_failure(store: Store, run_id: str, error: DartflowError) -> None:
     store.write(_failure_path(run_id), json.dumps(note, indent=1).encode())
 
 
-def _failure(store: Store, run_id: str) -> str | None:
+def failure_of(store: Store, run_id: str) -> str | None:
     """What stopped the run, in words; None when nothing did."""
     data = store.read_if_there(_failure_path(run_id))
     if data is None:
@@ -150,129 +180,3 @@ def _failure_path(run_id: str) -> str:
 def clear_failure(store: Store, run_id: str) -> None:
     """Removes the note of an earlier failure."""
     store.delete(_failure_path(run_id))
-
-
-def write_dead_letters(store: Store, run_id: str, stage: str, letters: list[DeadLetter]) -> None:
-    """Keeps the dead letters of a stage, one JSON object a line, in their order; replaces earlier ones."""
-    lines = "".join(letter.model_dump_json() + "\n" for letter in letters)
-    store.write(f"runs/{run_id}/dead_letters/{stage}.jsonl", lines.encode())
-
-
-def read_dead_letters(store: Store, run_id: str) -> list[DeadLetter]:
-    """All dead letters of a run, stage by stage.
-
-    Raises:
-        CorruptArtifactError: names the file and the line that is no dead letter.
-    """
-    return [letter for path in store.files(f"runs/{run_id}/dead_letters") for letter in _letters_of(store, path)]
-
-
-def _letters_of(store: Store, path: str) -> list[DeadLetter]:
-    letters: list[DeadLetter] = []
-    data = store.read(path)
-    if not data:
-        return letters
-    # Only \n ends a line here: an original may hold other characters that str.splitlines takes for line ends.
-    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
-        try:
-            letters.append(DeadLetter.model_validate_json(line))
-        except ValidationError as error:
-            raise CorruptArtifactError(
-                f"{path}, line {number}",
-                "is no dead letter",
-                got=error.errors()[0]["msg"],
-                next_step="Restore the file, or rerun from the stage that wrote it.",
-            ) from error
-    return letters
-
-
-def verdict(store: Store, plan: RunPlan) -> Verdict:
-    """What is true of a run, from its plan, manifests, dead letters, failure note and lease."""
-    # A file of dead letters that was lost must not make a run look complete.
-    letters = max(len(read_dead_letters(store, plan.run_id)), plan.dead_letters)
-    stages = [stage_status(store, plan, entry) for entry in plan.stages]
-    name, because = _judged(store, plan, stages, letters)
-    return Verdict(
-        run_id=plan.run_id,
-        verdict=name,
-        because=because,
-        stages=stages,
-        log_lines=plan.log_lines,
-        distinct_queries=plan.distinct_queries,
-        dead_letters=letters,
-        snapshot_id=plan.snapshot_id,
-        access_control=plan.access_control,
-        results=f"{store.uri.rstrip('/')}/{stage_folder(plan.run_id, plan.stages[-1].number, plan.stages[-1].stage)}",
-    )
-
-
-def _judged(store: Store, plan: RunPlan, stages: Sequence[StageStatus], letters: int) -> tuple[VerdictName, str | None]:
-    """The verdict, and why it is not complete."""
-    holder = holder_of(store, plan.run_id)
-    if holder is not None:
-        return "running", f"{holder[0]} is at it, last heard of {holder[1]:.0f} s ago"
-    failure = _failure(store, plan.run_id)
-    if failure is not None:
-        return "failed", failure
-    if letters > plan.dead_letters_allowed:
-        return "failed", f"{letters} dead letters, {plan.dead_letters_allowed} are within the error budget"
-    missing = [f"{stage.stage} ({stage.missing})" for stage in stages if stage.missing]
-    if missing:
-        return "interrupted", f"missing parts: {', '.join(missing)}"
-    for entry, stage in zip(plan.stages, stages, strict=True):
-        if entry.rows is not None and stage.rows_out != entry.rows:
-            return "failed", f"{entry.stage} has {stage.rows_out} rows where {entry.rows} were planned"
-    return ("partial", f"{letters} dead letters") if letters else ("complete", None)
-
-
-def stage_status(store: Store, plan: RunPlan, entry: StagePlan) -> StageStatus:
-    """Rows, shards and time of one stage, from its manifests."""
-    found = [manifest for manifest in manifests(store, plan, entry) if manifest is not None]
-    loaded = entry.stage == "log_lines"
-    return StageStatus(
-        stage=entry.stage,
-        rows_in=plan.log_lines if loaded else plan.distinct_queries,
-        rows_out=sum(manifest.rows for manifest in found),
-        dead_letters=plan.dead_letters if loaded else 0,
-        computed=sum(manifest.borrowed_from is None for manifest in found),
-        borrowed=sum(manifest.borrowed_from is not None for manifest in found),
-        missing=entry.parts - len(found),
-        seconds=round(sum(manifest.seconds for manifest in found if manifest.borrowed_from is None), 3),
-    )
-
-
-def verify(store: Store, plan: RunPlan) -> list[tuple[str, str]]:
-    """Reads every artifact of a run again: its manifest, its bytes, and the data in them.
-
-    Returns:
-        One (artifact, finding) a planned part, in order; the finding is `ok` or what is wrong. After
-        them the dead letters, only when they are not what the plan counted.
-    """
-    findings = [
-        (f"{entry.stage}/part-{part:05d}", _finding(store, plan, entry, part))
-        for entry in plan.stages
-        for part in range(entry.parts)
-    ]
-    problem = _dead_letter_problem(store, plan)
-    return findings if problem is None else [*findings, ("dead_letters", problem)]
-
-
-def _finding(store: Store, plan: RunPlan, entry: StagePlan, part: int) -> str:
-    try:
-        manifest = _planned_manifest(store, plan, entry, part)
-        if manifest is None:
-            return "not committed"
-        verify_artifact(store, manifest)
-    except DartflowError as error:
-        return str(error)
-    return "ok"
-
-
-def _dead_letter_problem(store: Store, plan: RunPlan) -> str | None:
-    try:
-        found = len(read_dead_letters(store, plan.run_id))
-    except DartflowError as error:
-        return str(error)
-    if found < plan.dead_letters:
-        return f"runs/{plan.run_id}/dead_letters: letters are missing: got {found}, want {plan.dead_letters}"
-    return None

@@ -9,8 +9,10 @@ DartflowError
 │   ├── CorruptArtifactError  bytes that are not the bytes that were committed
 │   ├── ChangedRunError       resume after code or configuration changed
 │   └── RunHeldError          another process holds the lease of the run
-├── ModelError                a model or service gave no usable answer
+├── ModelError                a model or service gave no usable answer; alone, it is a fault of the data
+│   ├── RefusedError          ... since it refuses us: credentials, quota, a setting
 │   └── TransientError        ... but may do so on the next try; the only kind that is retried
+│       └── TimedOutError     ... it did not answer in time
 └── StageError                a stage stopped: which stage, which shard, why
 """
 
@@ -129,6 +131,14 @@ class ModelError(DartflowError):
 
 class TransientError(ModelError):
     """A model or service failed in a way that may pass: the only kind of error that is retried."""
+
+
+class TimedOutError(TransientError):
+    """A model or service did not answer in time."""
+
+
+class RefusedError(ModelError):
+    """A model or service refuses us (credentials, quota, a setting): neither a retry nor another query helps."""
 
 
 class StageError(DartflowError):

@@ -28,15 +28,28 @@ class Account(_Record):
         return self.candidates_in + sum(self.added.values()) == self.candidates_out + sum(self.removed.values())
 
 
+class DeadLetterFile(_Record):
+    """Where the dead letters of one artifact lie; `log_lines` is how many lines of the log they take out."""
+
+    file: str
+    sha256: str
+    letters: Annotated[int, Ge(1)]
+    log_lines: Annotated[int, Ge(1)]
+
+
 class Manifest(_Record):
     """The commit record of one artifact; the artifact exists when, and only when, this file does.
 
     `key` is derived from `key_parts`: everything that can change the result, and nothing else.
     `logical_digest` is of the Arrow data, `sha256` of the Parquet file. `borrowed_from` names the
-    run that computed the file when it is not this one.
+    run that computed the file when it is not this one. `plan` is the digest of the run's plan: a
+    manifest of an earlier run of the same name is none of this run. `left_out` counts the queries
+    that an earlier stage took out, `dead_letters` says what this one took out. `calls` counts, for
+    each service that was called or searched, how the calls ended.
     """
 
     run_id: str
+    plan: str
     stage: str
     shard: Annotated[int, Ge(0)]
     file: str
@@ -47,6 +60,9 @@ class Manifest(_Record):
     key: str
     key_parts: dict[str, object]
     account: Account | None
+    left_out: Annotated[int, Ge(0)] = 0
+    dead_letters: DeadLetterFile | None = None
+    calls: dict[str, dict[str, int]] = {}
     borrowed_from: str | None
     started_at: str
     seconds: float
@@ -55,21 +71,49 @@ class Manifest(_Record):
 class StagePlan(_Record):
     """One stage of a run's plan: its number in the pipeline, its artifacts, and where they come from.
 
-    `inputs` are the parts of the keys that are known before anything is computed; `rows` is how many rows
-    all parts must have together, None where only the stage itself can know.
+    A run that replays dead letters has a second entry for the stages that the replayed queries go
+    through. `inputs` are the parts of the keys that are known before anything is computed; `rows` is
+    how many queries (of `log_lines`, lines) all its parts are planned for, None where only the stage
+    itself can know.
     """
 
     number: int
     stage: str
+    first_part: int = 0
     parts: int
     rows: int | None
     inputs: dict[str, object]
     borrowed_from: str | None
     because: str
 
+    @property
+    def shards(self) -> range:
+        """The numbers of its parts."""
+        return range(self.first_part, self.first_part + self.parts)
+
+
+class ReplayedQuery(_Record):
+    """A query that a dead letter took out of shard `shard`, and the lines of the log that wait for it."""
+
+    query_id: str
+    shard: int
+    log_lines: int
+
+
+class Replay(_Record):
+    """A shard of queries that were dead letters of `from_stage`: they go on from there, for the `attempt`-th time."""
+
+    shard: int
+    from_stage: str
+    attempt: int
+    queries: list[ReplayedQuery]
+
 
 class RunPlan(_Record):
-    """run.json: the whole planned work, written down before the first stage runs."""
+    """run.json: the whole planned work, written down before the first stage runs.
+
+    `dead_letters` are those of the log itself; `dead_letters_allowed` is the error budget, in lines of the log.
+    """
 
     run_id: str
     created_at: str
@@ -81,8 +125,11 @@ class RunPlan(_Record):
     dead_letters: int
     dead_letters_allowed: int
     shards: int
+    shard_size: int
+    allow_emptied_stages: bool
     access_control: bool
     stages: list[StagePlan]
+    replays: list[Replay] = []
     settings: dict[str, object]
     packages: dict[str, str]
     lock_sha256: str
@@ -90,7 +137,7 @@ class RunPlan(_Record):
 
 
 class StageStatus(_Record):
-    """A row of `dartflow status`: queries in and out, and shards computed and borrowed."""
+    """A row of `dartflow status`: queries in and out, those taken out here, and shards computed and borrowed."""
 
     stage: str
     rows_in: int
@@ -103,9 +150,10 @@ class StageStatus(_Record):
 
 
 class Verdict(_Record):
-    """What is true of a run, read from its plan, manifests, dead letters and lease.
+    """What is true of a run, read from its plan, manifests and lease.
 
-    `because` says why it is not complete.
+    `because` says why it is not complete. `lost_log_lines` are the lines of the log that its dead letters
+    take out: one each, or all the lines of a query. `notes` say what is no fault but worth a look.
     """
 
     run_id: str
@@ -115,18 +163,25 @@ class Verdict(_Record):
     log_lines: int
     distinct_queries: int
     dead_letters: int
+    lost_log_lines: int
+    notes: list[str]
     snapshot_id: str
     access_control: bool
     results: str
 
 
 class DeadLetter(_Record):
-    """A log line or query taken out of the run, with the original row, to be replayed later."""
+    """A log line or query taken out of the run, with the original row, to be replayed later.
+
+    `run_id` and `shard` say where it happened; `log_lines` is how many lines of the log wait for it.
+    """
 
     run_id: str
     stage: str
+    shard: int
     reason: str
     attempt: int
     line_number: int | None
     query_id: str | None
+    log_lines: int
     original: str

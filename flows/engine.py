@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from checkpoints.commit import borrow, commit, read_manifest, read_table
+from checkpoints.commit import borrow, commit, manifests, verified_bytes
 from checkpoints.corpora import load_snapshot
+from checkpoints.dead_letters import letters_of
 from checkpoints.lease import Lease, hold
-from checkpoints.run import (
-    clear_failure,
-    load_plan,
-    manifests,
-    read_dead_letters,
-    record_failure,
-    stage_entry,
-    verdict,
-    write_dead_letters,
-)
+from checkpoints.run import clear_failure, load_plan, record_failure, replay_of, stage_entries
 from checkpoints.store import Store
-from contracts.errors import (
-    CheckpointError,
-    CorruptArtifactError,
-    DartflowError,
-    MissingArtifactError,
-    RunHeldError,
-    StageError,
-)
+from checkpoints.verdict import committed, emptied, verdict
+from contracts.errors import DartflowError, MissingArtifactError, RunHeldError, StageError
 from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan, Verdict
 from contracts.query import DistinctQuery, LogLine
 from contracts.table import check_table
-from flows.executor import Progress, map_shards, no_progress
+from flows.executor import map_shards, retrying
 from flows.fingerprint import params_of
 from flows.planning import now, reopen_query_log
+from flows.progress import Progress, no_progress
+from flows.quarantine import letters_for, without_faults
 from flows.resources import Resources
 from flows.settings import Settings
+from flows.shard_inputs import query_rows, shard_inputs
 from loading.query_log import QueryLog, embed_queries
 from models.embedder import open_embedder
+from models.outcomes import CountedCrossEncoder
 from stages.pipeline import LOADED, RUNS_ONCE, check_wiring, find_stage
-from stages.stage import Stage
+from stages.stage import Stage, StageOutput
+
+T = TypeVar("T")
 
 # How a step is run: called with its name and its body. Prefect wraps the body in a task.
 Step = Callable[[str, Callable[[], None]], None]
@@ -70,9 +65,15 @@ class Session:
     progress: Progress = no_progress
     _resources: Resources = field(init=False)
     _lease: Lease = field(init=False)
+    # Queries taken out so far by shard, and lines of the log lost so far by stage and shard.
+    _dead: dict[int, set[str]] = field(init=False)
+    _lost: dict[tuple[str, int], int] = field(init=False)
 
     def __post_init__(self) -> None:
         self._resources = Resources(self.store, self.settings, self.plan.snapshot_id)
+        self._dead = defaultdict(set)
+        replayed = {("replayed", one.shard): -sum(q.log_lines for q in one.queries) for one in self.plan.replays}
+        self._lost = {("log_lines", 0): self.plan.dead_letters, **replayed}
 
     def execute(self, step: Step = plain_step) -> Verdict:
         """Does all that the plan asks for and that is not committed yet, and reads the verdict.
@@ -82,16 +83,22 @@ class Session:
             DartflowError: what stopped the run; it is noted with the run.
         """
         check_wiring()
-        with hold(self.store, self.plan.run_id) as self._lease:
+        with hold(self.store, f"runs/{self.plan.run_id}", f"run {self.plan.run_id}") as self._lease:
             clear_failure(self.store, self.plan.run_id)
             try:
-                borrowed = [entry for entry in self.plan.stages if entry.borrowed_from is not None]
+                kept = [one for parts in committed(self.store, self.plan).values() for one in parts.values()]
+                if kept:
+                    step("verify", lambda: self._verify(kept))
+                # What was taken over before needs its lender no more, which may be gone.
+                borrowed = [entry for entry in self.plan.stages if entry.borrowed_from and self._missing(entry)]
                 if borrowed:
                     step("borrow", lambda: self._borrow(borrowed))
                 for entry in self.plan.stages:
-                    self._keep_error_budget(entry)
+                    if entry.stage != "log_lines":
+                        self._keep_error_budget()
                     if entry.borrowed_from is None and self._missing(entry):
                         step(entry.stage, lambda entry=entry: self._run_stage(entry))  # type: ignore[misc]
+                    self._close_stage(entry)
             except RunHeldError:
                 raise  # the run is another process's now: no note of ours belongs into it
             except DartflowError as error:
@@ -99,14 +106,41 @@ class Session:
                 raise
         return verdict(self.store, self.plan)
 
-    def _keep_error_budget(self, entry: StagePlan) -> None:
-        """Stops a run that is known to have failed before its first costly stage, once its dead letters are kept."""
-        if entry.stage != "log_lines" and self.plan.dead_letters > self.plan.dead_letters_allowed:
+    def _verify(self, kept: list[Manifest]) -> None:
+        """Compares what an interrupted run has with what was committed: nothing unproven is built upon."""
+        for done, manifest in enumerate(kept, start=1):
+            verified_bytes(self.store, manifest)
+            letters_of(self.store, manifest)
+            self.progress("verify", done, len(kept))
+
+    def _keep_error_budget(self) -> None:
+        """Stops a run that has lost more than it may, once its dead letters are kept."""
+        lost = sum(self._lost.values())
+        if lost > self.plan.dead_letters_allowed:
             raise StageError(
-                f"run {self.plan.run_id}", "has more dead letters than its error budget", got=self.plan.dead_letters,
-                want=f"at most {self.plan.dead_letters_allowed} of {self.plan.log_lines} lines",
-                next_step="Correct the log, or raise run.dead_letter_share.",
+                f"run {self.plan.run_id}", "has more dead letters than its error budget", got=f"{lost} log lines lost",
+                want=f"at most {self.plan.dead_letters_allowed} of {self.plan.log_lines}",
+                next_step=f"See `dartflow dead-letters {self.plan.run_id}`; correct the log or the cause and rerun, "
+                "or raise run.dead_letter_share.",
             )  # fmt: skip
+
+    def _close_stage(self, entry: StagePlan) -> None:
+        """Notes the queries that a stage took out, and stops the run when it took out every candidate."""
+        found = [manifest for manifest in manifests(self.store, self.plan, entry) if manifest is not None]
+        if entry.stage != "log_lines":
+            for manifest in found:
+                self._take_out(entry.stage, manifest.shard, letters_of(self.store, manifest))
+        problem = None if self.plan.allow_emptied_stages else emptied(entry.stage, dict(enumerate(found)))
+        if problem is not None and entry.first_part == 0:
+            raise StageError(
+                f"run {self.plan.run_id}", problem, next_step="Correct the settings of the stage and rerun, or set "
+                "run.allow_emptied_stages if this log has no answers.",
+            )  # fmt: skip
+
+    def _take_out(self, stage: str, part: int, letters: Sequence[DeadLetter]) -> None:
+        if letters:
+            self._dead[part] |= {str(letter.query_id) for letter in letters}
+            self._lost[stage, part] = sum(letter.log_lines for letter in letters)
 
     def _run_stage(self, entry: StagePlan) -> None:
         """Computes and commits the parts of one stage that are not there yet."""
@@ -117,44 +151,31 @@ class Session:
 
         def report(done: int) -> None:
             self._lease.check()
+            self._keep_error_budget()
             self.progress(entry.stage, already + done, entry.parts)
 
         map_shards(work, missing, self.settings.executor, report)
 
     def _missing(self, entry: StagePlan) -> list[int]:
         found = manifests(self.store, self.plan, entry)
-        return [part for part, manifest in enumerate(found) if manifest is None]
+        return [part for part, manifest in zip(entry.shards, found, strict=True) if manifest is None]
 
     def _borrow(self, entries: list[StagePlan]) -> None:
         """Verifies and takes over every artifact of the parent that the plan borrows, before anything is computed."""
+        parents = {run_id: load_plan(self.store, run_id) for run_id in {str(entry.borrowed_from) for entry in entries}}
         for entry in entries:
-            parent = load_plan(self.store, str(entry.borrowed_from))
-            source = stage_entry(parent, entry.stage)
-            for part in range(entry.parts):
-                manifest = read_manifest(self.store, parent.run_id, source.number, entry.stage, part)
+            parent = parents[str(entry.borrowed_from)]
+            source = next(one for one in stage_entries(parent, entry.stage) if one.first_part == entry.first_part)
+            for done, (part, manifest) in enumerate(
+                zip(source.shards, manifests(self.store, parent, source), strict=True), start=1
+            ):
                 if manifest is None:
                     raise MissingArtifactError(
                         f"run {parent.run_id}", "has no artifact to borrow", got=f"{entry.stage}, part {part}",
                         next_step=f"Rerun from {entry.stage}.",
                     )  # fmt: skip
-                borrow(self.store, manifest, run_id=self.plan.run_id, number=entry.number)
-                self.progress(entry.stage, part + 1, entry.parts)
-            if entry.stage == "log_lines":
-                self._take_dead_letters(parent)
-
-    def _take_dead_letters(self, parent: RunPlan) -> None:
-        """Borrows the dead letters of the log; they now belong to this run."""
-        letters = read_dead_letters(self.store, parent.run_id)
-        if len(letters) != self.plan.dead_letters:
-            raise CorruptArtifactError(
-                f"runs/{parent.run_id}/dead_letters", "letters are missing", got=len(letters),
-                want=self.plan.dead_letters, next_step="Rerun from log_lines.",
-            )  # fmt: skip
-        self._write_dead_letters(letters)
-
-    def _write_dead_letters(self, letters: list[DeadLetter]) -> None:
-        mine = [letter.model_copy(update={"run_id": self.plan.run_id}) for letter in letters]
-        write_dead_letters(self.store, self.plan.run_id, "log_lines", mine)
+                borrow(self.store, manifest, plan=self.plan, entry=entry)
+                self.progress(entry.stage, done, entry.parts)
 
     def _loader(self, entry: StagePlan) -> Callable[[int], None]:
         """The work that loads and commits one part of `log_lines` or `queries`."""
@@ -163,20 +184,34 @@ class Session:
     def _load_lines(self, entry: StagePlan) -> Callable[[int], None]:
         def load(part: int) -> None:
             started = time.perf_counter()
-            self._write_dead_letters(self._log.dead_letters)
             check_table(self._log.lines, LogLine, entry.stage)
-            self._commit(entry, part, self._log.lines, None, started)
+            letters = [letter.model_copy(update={"run_id": self.plan.run_id}) for letter in self._log.dead_letters]
+            self._commit(entry, part, self._log.lines, started, letters=letters)
 
         return load
 
     def _load_queries(self, entry: StagePlan) -> Callable[[int], None]:
-        log, embedder, size = self._log, open_embedder(self.settings.embedder), self.settings.run.shard_size
+        log, embedder = self._log, open_embedder(self.settings.embedder)
+        all_ids = log.queries.column("query_id").combine_chunks()
 
         def load(part: int) -> None:
             started = time.perf_counter()
-            table = embed_queries(log.queries.slice(part * size, size), log.embeddings(part * size, size), embedder)
-            check_table(table, DistinctQuery, entry.stage)
-            self._commit(entry, part, table, None, started)
+            replay = replay_of(self.plan, part)
+            first = part * self.plan.shard_size
+            shard = all_ids.slice(first, self.plan.shard_size)
+            if replay is not None:
+                shard = pa.array([query.query_id for query in replay.queries], pa.string())
+
+            def embed(query_ids: Sequence[str]) -> pa.Table:
+                rows = pc.index_in(pa.array(query_ids, pa.string()), all_ids)
+                table = embed_queries(log.queries.take(rows), log.embeddings(rows.to_numpy()), embedder)
+                check_table(table, DistinctQuery, entry.stage)
+                return table
+
+            query_ids = shard.to_pylist()
+            table, faults = self._without_faults(entry.stage, part, embed, query_ids)
+            rows = log.queries.take(pc.index_in(shard, all_ids))
+            self._commit(entry, part, table, started, letters=letters_for(self.plan, entry.stage, part, rows, faults))
 
         return load
 
@@ -193,56 +228,72 @@ class Session:
 
     def _run_part(self, entry: StagePlan, stage: Stage, needs: Mapping[str, object], part: int) -> None:
         started = time.perf_counter()
-        parents = {name: self._parents(name, None if stage.name in RUNS_ONCE else part) for name in stage.reads}
-        inputs = {name: self._tables(found) for name, found in parents.items()}
-        try:
-            output = stage.checked_run(inputs, needs, params_of(self.settings, stage))
-        except DartflowError:
-            raise
-        except Exception as error:
-            raise StageError(
-                f"stage {stage.name}, shard {part}", "stopped", got=f"{type(error).__name__}: {error}",
-                next_step=f"See the runbook; after the fix, `dartflow rerun {self.plan.run_id}`.",
-            ) from error  # fmt: skip
-        lineage = {name: [manifest.logical_digest for manifest in found] for name, found in parents.items()}
-        self._commit(entry, part, output.table, output.account, started, lineage)
+        dead = () if stage.name in RUNS_ONCE else self._dead[part]
+        given = shard_inputs(self.store, self.plan, stage, part, dead)
+        calls: Counter[str] = Counter()
+        counted = dict(needs)
+        if counted.get("cross_encoder") is not None:
+            counted["cross_encoder"] = CountedCrossEncoder(counted["cross_encoder"], calls)  # type: ignore[arg-type]
+        params = params_of(self.settings, stage)
 
-    def _parents(self, name: str, part: int | None) -> list[Manifest]:
-        """The manifests of one read table: this part's, or all of them (None) for a step that runs once."""
-        entry = stage_entry(self.plan, name)
-        wanted = [0 if name in RUNS_ONCE else part] if part is not None else list(range(entry.parts))
-        found = []
-        for number in wanted:
-            manifest = read_manifest(self.store, self.plan.run_id, entry.number, name, number)
-            if manifest is None:
-                raise CheckpointError(
-                    f"run {self.plan.run_id}", "misses an artifact that it needs", got=f"{name}, part {number}",
-                    next_step=f"Run `dartflow resume {self.plan.run_id}`.",
-                )  # fmt: skip
-            found.append(manifest)
-        return found
+        def run(query_ids: Sequence[str]) -> StageOutput:
+            return stage.checked_run(given.of(query_ids), counted, params)
 
-    def _tables(self, found: list[Manifest]) -> pa.Table:
-        return pa.concat_tables([read_table(self.store, manifest) for manifest in found])
+        output, faults = self._without_faults(stage.name, part, run, given.query_ids)
+        rows = query_rows(self.store, self.plan, part, list(faults)) if faults else None
+        letters = [] if rows is None else letters_for(self.plan, stage.name, part, rows, faults)
+        key_parts: dict[str, Any] = {"parents": given.lineage, "left_out": given.left_out}
+        replay = replay_of(self.plan, part)
+        if replay is not None:
+            key_parts["replayed"] = [query.query_id for query in replay.queries]
+        called = {"cross_encoder": calls} if calls else {}
+        self._commit(
+            entry, part, output.table, started, key_parts=key_parts, letters=letters, account=output.account,
+            left_out=len(given.left_out), calls={**output.calls, **called},
+        )  # fmt: skip
+
+    def _without_faults(
+        self, stage: str, part: int, run: Callable[[Sequence[str]], T], query_ids: Sequence[str]
+    ) -> tuple[T, dict[str, Exception]]:
+        """Runs a shard, again after transient faults, and without queries that make it fail, which are given back."""
+
+        def room() -> int:
+            return self.plan.dead_letters_allowed - sum(self._lost.values())
+
+        return without_faults(
+            retrying(run, self.settings.executor, self._lease.check),
+            query_ids,
+            where=f"stage {stage}, shard {part}",
+            room=None if stage in RUNS_ONCE else room,
+            next_step=f"After the fix, `dartflow rerun {self.plan.run_id}`.",
+        )
 
     def _commit(
         self,
         entry: StagePlan,
         part: int,
         table: pa.Table,
-        account: Account | None,
         started: float,
-        lineage: dict[str, list[str]] | None = None,
+        *,
+        key_parts: Mapping[str, Any] | None = None,
+        letters: Sequence[DeadLetter] = (),
+        left_out: int = 0,
+        account: Account | None = None,
+        calls: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
-        commit(
+        manifest: Manifest = commit(
             self.store,
             table,
-            run_id=self.plan.run_id,
-            number=entry.number,
-            stage=entry.stage,
-            shard=part,
-            key_parts={**entry.inputs, "part": part, "parents": lineage or {}},
+            plan=self.plan,
+            entry=entry,
+            part=part,
+            key_parts={**entry.inputs, "part": part, **(key_parts or {})},
+            letters=letters,
+            left_out=left_out,
             account=account,
+            calls=calls,
             started_at=now(),
             seconds=round(time.perf_counter() - started, 6),
         )
+        if entry.stage != "log_lines" and manifest.dead_letters is not None:
+            self._take_out(entry.stage, part, letters)

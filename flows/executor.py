@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
 
 import faiss
+import stamina
 from threadpoolctl import threadpool_limits
 
+from contracts.errors import TransientError
 from flows.settings import ExecutorParams
 
-Progress = Callable[[str, int, int], None]
-
-
-def no_progress(stage: str, done: int, total: int) -> None:
-    """Shows nothing."""
+Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
 def map_shards(
@@ -47,3 +47,31 @@ def map_shards(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def retrying(
+    work: Callable[[Given], Result], params: ExecutorParams, before_each: Callable[[], None]
+) -> Callable[[Given], Result]:
+    """Work that is done again when a transient fault stopped it, after pauses that double, with jitter.
+
+    Args:
+        work: what is tried.
+        params: how often, and how long the first pause is.
+        before_each: called before every try; what it raises ends the trying.
+    """
+
+    def tried(given: Given) -> Result:
+        for attempt in stamina.retry_context(
+            on=TransientError,
+            attempts=1 + params.retries,
+            timeout=None,
+            wait_initial=params.retry_seconds,
+            wait_jitter=params.retry_seconds,
+            wait_max=60 * params.retry_seconds,
+        ):
+            with attempt:
+                before_each()
+                return work(given)
+        raise AssertionError  # never: the last attempt returns or raises
+
+    return tried

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoints.commit import read_table
-from checkpoints.run import manifests, stage_entry
+from checkpoints.run import stage_entries, stage_manifests
 from checkpoints.store import Store
 from contracts.errors import ConfigurationError, MissingArtifactError
 from contracts.manifest import RunPlan
@@ -63,13 +63,7 @@ def stage_tables(store: Store, plan: RunPlan, stage: str) -> Iterator[pa.Table]:
         ConfigurationError: no such stage.
         MissingArtifactError: a shard that was never committed.
     """
-    entry = stage_entry(plan, stage)
-    for part, manifest in enumerate(manifests(store, plan, entry)):
-        if manifest is None:
-            raise MissingArtifactError(
-                f"run {plan.run_id}, stage {stage}", "is not finished", got=f"no part {part}",
-                next_step=f"Run `dartflow resume {plan.run_id}`.",
-            )  # fmt: skip
+    for manifest in stage_manifests(store, plan, stage):
         yield read_table(store, manifest)
 
 
@@ -105,7 +99,7 @@ def row_of_query(store: Store, plan: RunPlan, stage: str, query_id: str) -> dict
         ConfigurationError: no such stage, or one without rows of queries.
         MissingArtifactError: no such query, or a shard that was never committed.
     """
-    stage_entry(plan, stage)
+    stage_entries(plan, stage)
     ids = read_logged_ids(store, plan)
     column, wanted = "query_id", query_id
     if query_id not in ids.of_query:
@@ -172,7 +166,7 @@ def trec_lines(store: Store, plan: RunPlan, stage: str, ids: LoggedIds) -> Itera
     Raises:
         ConfigurationError: a stage without a ranking of queries, or an id with white space.
     """
-    stage_entry(plan, stage)
+    stage_entries(plan, stage)
     rankings = _ranking_stages()
     if stage not in rankings:
         raise ConfigurationError(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # What stands behind `log_lines` and `queries`, which no stage computes.
 _LOADING = ROOT / "loading" / "query_log.py"
 
+# What makes the things that stages name in `needs`: a stage imports their types, and need not import this.
+_OPENED_BY = {
+    "corpus": ROOT / "corpus" / "files.py",
+    "keyword_search": ROOT / "corpus" / "files.py",
+    "cross_encoder": ROOT / "models" / "cross_encoder.py",
+}
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -34,6 +42,7 @@ class Facts:
         embedder_id: likewise; for queries.
         plan_digest: of the evidence plan's content; `none` without a plan.
         query_log_sha256: of the log file.
+        dimension: of the snapshot's embeddings; lines that come with a vector of another width are dead letters.
         filter_keys: what filters of the log may name; other lines are dead letters.
         shards: how many shards the distinct queries make.
     """
@@ -43,6 +52,7 @@ class Facts:
     embedder_id: str
     plan_digest: str
     query_log_sha256: str
+    dimension: int
     filter_keys: list[str]
     shards: int
 
@@ -55,7 +65,10 @@ def stage_inputs(stage: Stage, settings: Settings, facts: Facts) -> dict[str, An
     inputs: dict[str, Any] = {
         "stage": stage.name,
         "contract": _contract_digest(stage),
-        "code": code_digest(Path(inspect.getsourcefile(stage.run) or "").resolve()),
+        "code": code_digest(
+            Path(inspect.getsourcefile(stage.run) or "").resolve(),
+            *(_OPENED_BY[need] for need in stage.needs if need in _OPENED_BY),
+        ),
         "lock": lock_digest(),
         # The plan takes part by its content, not by the path it lies at.
         "params": params_of(settings, stage).model_dump(mode="json", exclude={"plan"}),
@@ -90,7 +103,7 @@ def loaded_inputs(name: str, settings: Settings, facts: Facts) -> dict[str, Any]
         "lock": lock_digest(),
         # Whether an empty log is allowed changes no line of a log that has any.
         "params": settings.query_log.model_dump(mode="json", exclude={"allow_empty"}),
-        "vectors_from_log": settings.embedder.provider == "precomputed",
+        "vectors_from_log": facts.dimension if settings.embedder.provider == "precomputed" else None,
         "query_log": facts.query_log_sha256,
         "filter_keys": facts.filter_keys,
     }
@@ -113,10 +126,10 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = 
 
 
 @cache
-def code_digest(file: Path) -> str:
-    """A digest of a source file and of every file of this checkout that it imports, directly or through others."""
-    found = {file}
-    waiting = [file]
+def code_digest(*files: Path) -> str:
+    """A digest of source files and of every file of this checkout that they import, directly or through others."""
+    found = set(files)
+    waiting = list(found)
     while waiting:
         fresh = _imported_files(waiting.pop()) - found
         found |= fresh
@@ -127,15 +140,24 @@ def code_digest(file: Path) -> str:
 
 @cache
 def _imported_files(file: Path) -> set[Path]:
-    """The files of this checkout that a file imports, also inside functions."""
+    """The files of this checkout that a file imports, also inside functions; Python runs their packages with them."""
     modules: set[str] = set()
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    places = {ROOT / module.replace(".", "/") for module in modules}
+        elif isinstance(node, ast.ImportFrom):
+            origin = _origin(file, node)
+            modules |= {f"{origin}.{alias.name}" for alias in node.names}
+    with_packages = {place for module in modules for place in accumulate(module.split("."), "{}/{}".format)}
+    places = {ROOT / place for place in with_packages}
     return {path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()}
+
+
+def _origin(file: Path, node: ast.ImportFrom) -> str:
+    """The module that `from ... import` names, by its full name also where it is relative to the file."""
+    package = file.relative_to(ROOT).parent.parts
+    above = package[: len(package) + 1 - node.level] if node.level else ()
+    return ".".join([*above, *([node.module] if node.module else [])])
 
 
 @cache

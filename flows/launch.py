@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from checkpoints.corpora import current_snapshot_id
-from checkpoints.run import check_run_id, create_run, verdict
+from checkpoints.run import check_run_id, create_run
 from checkpoints.store import Store
+from checkpoints.verdict import verdict
 from contracts.errors import DartflowError, StageError
 from contracts.manifest import RunPlan, Verdict
 from flows.screens import ERR, OUT, progress_bars
-from flows.settings import Settings
+
+if TYPE_CHECKING:
+    from flows.settings import Settings
 
 
 def ingest_file(corpus: Path, settings: Settings, *, without_prefect: bool) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from checkpoints.commit import read_manifest
+from checkpoints.commit import manifests
 from checkpoints.corpora import load_snapshot
 from checkpoints.digests import sha256
-from checkpoints.run import stage_entry
+from checkpoints.run import stage_entries
 from checkpoints.store import Store
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import ChangedRunError, InputError
@@ -54,9 +54,13 @@ def plan_run(store: Store, settings: Settings, query_log: Path, run_id: str, sna
         query_log=str(query_log.resolve()),
         query_log_sha256=digest,
         snapshot_id=snapshot_id,
-        **counts,
-        dead_letters_allowed=_allowed(settings, counts),
+        log_lines=counts["log_lines"],
+        distinct_queries=counts["distinct_queries"],
+        dead_letters=counts["dead_letters"],
+        dead_letters_allowed=allowed_dead_letters(settings, counts["log_lines"]),
         shards=facts.shards,
+        shard_size=settings.run.shard_size,
+        allow_emptied_stages=settings.run.allow_emptied_stages,
         access_control=snapshot.access_control,
         stages=_entries(settings, facts, counts),
         settings=settings.model_dump(mode="json"),
@@ -123,18 +127,18 @@ def plan_rerun(store: Store, parent: RunPlan, settings: Settings, *, from_stage:
         InputError: the query log must be read again, and is not the one that the parent read.
     """
     if from_stage is not None:
-        stage_entry(parent, from_stage)
+        stage_entries(parent, from_stage)
     snapshot = load_snapshot(store, parent.snapshot_id)
     settings = settings_of_run(settings, snapshot)
     counts = _counts_of_rerun(parent, settings, snapshot)
     facts = _facts(settings, snapshot, parent.query_log_sha256, counts)
     reads = {stage.name: stage.reads for _, stage in numbered_stages()} | dict.fromkeys(LOADED, ())
-    computed: set[str] = set()
+    computed: list[str] = []
     stages = []
     for entry in _entries(settings, facts, counts):
-        because = _why_computed(store, parent, entry, from_stage, [r for r in reads[entry.stage] if r in computed])
+        because = next(_reasons_to_compute(store, parent, entry, from_stage, computed, reads[entry.stage]), None)
         if because is not None:
-            computed.add(entry.stage)
+            computed.append(entry.stage)
         borrowed = {"borrowed_from": parent.run_id, "because": "nothing it depends on has changed"}
         stages.append(entry.model_copy(update=borrowed if because is None else {"because": because}))
     return parent.model_copy(
@@ -142,9 +146,12 @@ def plan_rerun(store: Store, parent: RunPlan, settings: Settings, *, from_stage:
             **counts,
             "run_id": run_id,
             "created_at": now(),
-            "dead_letters_allowed": _allowed(settings, counts),
+            "dead_letters_allowed": allowed_dead_letters(settings, counts["log_lines"]),
             "shards": facts.shards,
+            "shard_size": settings.run.shard_size,
+            "allow_emptied_stages": settings.run.allow_emptied_stages,
             "stages": stages,
+            "replays": [],
             "settings": settings.model_dump(mode="json"),
             "packages": package_versions(),
             "lock_sha256": lock_digest(),
@@ -157,27 +164,46 @@ def _counts_of_rerun(parent: RunPlan, settings: Settings, snapshot: CorpusSnapsh
     """The parent's counts of lines and queries, or new ones where the log is to be read in another way."""
     counts = {name: getattr(parent, name) for name in _COUNTS}
     facts = _facts(settings, snapshot, parent.query_log_sha256, counts)
-    if loaded_inputs("log_lines", settings, facts) == stage_entry(parent, "log_lines").inputs:
+    if loaded_inputs("log_lines", settings, facts) == stage_entries(parent, "log_lines")[0].inputs:
         return counts
     return _counted(reopen_query_log(parent, settings, snapshot))
 
 
-def _why_computed(
-    store: Store, parent: RunPlan, entry: StagePlan, from_stage: str | None, changed_reads: Sequence[str]
-) -> str | None:
-    """Why a stage of a rerun must be computed, or None when the parent's artifacts serve."""
-    before = stage_entry(parent, entry.stage)
+def _reasons_to_compute(
+    store: Store,
+    parent: RunPlan,
+    entry: StagePlan,
+    from_stage: str | None,
+    computed: Sequence[str],
+    reads: Sequence[str],
+) -> Iterator[str]:
+    """Why a stage of a rerun must be computed, the weightiest reason first; none when the parent's artifacts serve.
+
+    Args:
+        store: where the parent lies.
+        parent: its plan.
+        entry: the stage as the rerun would compute it.
+        from_stage: what is to be computed again in any case.
+        computed: the earlier stages that are computed again.
+        reads: what the stage reads.
+    """
+    before, *replayed = stage_entries(parent, entry.stage)
     changed = difference(before.inputs, entry.inputs)
     if changed is not None:
-        return f"changed: {changed}"
+        yield f"changed: {changed}"
     if entry.stage == from_stage:
-        return f"asked for: --from {from_stage}"
-    if changed_reads:
-        return f"reads {changed_reads[-1]}, computed again"
-    for part in range(before.parts):
-        if read_manifest(store, parent.run_id, before.number, before.stage, part) is None:
-            return f"not finished in {parent.run_id}"
-    return None
+        yield f"asked for: --from {from_stage}"
+    for name in reversed(reads):
+        if name in computed:
+            yield f"reads {name}, computed again"
+    if replayed:
+        # Its shards lack the queries that were replayed apart: the new run has them all in their shards again.
+        yield f"was replayed in {parent.run_id}"
+    found = manifests(store, parent, before)
+    if None in found:
+        yield f"not finished in {parent.run_id}"
+    if computed and any(manifest is not None and manifest.left_out for manifest in found):
+        yield f"left out queries that {computed[-1]} may let pass now"
 
 
 def check_unchanged(store: Store, plan: RunPlan, settings: Settings) -> Settings:
@@ -188,10 +214,10 @@ def check_unchanged(store: Store, plan: RunPlan, settings: Settings) -> Settings
     """
     snapshot = load_snapshot(store, plan.snapshot_id)
     settings = settings_of_run(settings, snapshot)
-    counts = {name: getattr(plan, name) for name in _COUNTS}
-    facts = _facts(settings, snapshot, plan.query_log_sha256, counts)
-    fresh = {entry.stage: entry for entry in _entries(settings, facts, counts)}
+    fresh = {entry.stage: entry for entry in fresh_entries(plan, settings, snapshot)}
     for entry in plan.stages:
+        if plan.replays and entry.borrowed_from is not None:
+            continue  # a replay borrows what was computed before the fix
         changed = difference(entry.inputs, fresh[entry.stage].inputs)
         if changed is not None:
             raise ChangedRunError(
@@ -212,10 +238,17 @@ def _facts(settings: Settings, snapshot: CorpusSnapshot, query_log_sha256: str, 
         embedder_id=embedder_id(settings, snapshot),
         plan_digest=plan_digest(evidence_plan),
         query_log_sha256=query_log_sha256,
+        dimension=snapshot.dimension,
         filter_keys=snapshot.filter_keys,
         # An empty log makes one empty shard, so that nothing is complete by silence.
         shards=max(1, -(-counts["distinct_queries"] // settings.run.shard_size)),
     )
+
+
+def fresh_entries(plan: RunPlan, settings: Settings, snapshot: CorpusSnapshot) -> list[StagePlan]:
+    """The stages of a run as they would be planned now: today's code, models and evidence plan, the run's log."""
+    counts = {name: getattr(plan, name) for name in _COUNTS}
+    return _entries(settings, _facts(settings, snapshot, plan.query_log_sha256, counts), counts)
 
 
 def _entries(settings: Settings, facts: Facts, counts: Mapping[str, int]) -> list[StagePlan]:
@@ -245,8 +278,8 @@ def _counted(log: QueryLog) -> dict[str, int]:
     }
 
 
-def _allowed(settings: Settings, counts: Mapping[str, int]) -> int:
-    """How many dead letters the error budget allows."""
-    by_share = int(settings.run.dead_letter_share * counts["log_lines"])
+def allowed_dead_letters(settings: Settings, log_lines: int) -> int:
+    """How many log lines the error budget lets dead letters take out."""
+    by_share = int(settings.run.dead_letter_share * log_lines)
     by_count = settings.run.dead_letter_count
     return by_share if by_count is None else min(by_share, by_count)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from contracts.corpus import CorpusSnapshot
-from contracts.errors import ConfigurationError
+from contracts.errors import CheckpointError, ConfigurationError
 from contracts.evidence import EvidencePlan
 from flows.settings import Settings, validated
 
@@ -25,8 +25,9 @@ def settings_of_run(settings: Settings, snapshot: CorpusSnapshot) -> Settings:
     Raises:
         ConfigurationError: a setting of ingest was given that the snapshot was not made with, or the only
             weight of the blended score belongs to a cross-encoder that is not there.
+        CheckpointError: a snapshot that another version of dartflow made.
     """
-    made_with = cast("dict[str, Any]", snapshot.settings["ingest"])
+    made_with = _made_with(settings, snapshot)
     given = settings.corpus.model_dump(mode="json")
     for name in settings.corpus.model_fields_set - _READERS_CHOICE:
         if given[name] != made_with[name]:
@@ -49,6 +50,19 @@ def settings_of_run(settings: Settings, snapshot: CorpusSnapshot) -> Settings:
     tree["family_rescue"]["plan"] = _absolute(settings.family_rescue.plan)
     tree["cross_encoder"]["folder"] = _absolute(settings.cross_encoder.folder)
     return validated(tree)
+
+
+def _made_with(settings: Settings, snapshot: CorpusSnapshot) -> dict[str, Any]:
+    """The settings of ingest that a snapshot was made with."""
+    made_with = snapshot.settings.get("ingest")
+    known = ingest_settings(settings).keys()
+    if not isinstance(made_with, dict) or made_with.keys() != known:
+        got = ", ".join(sorted(made_with)) if isinstance(made_with, dict) else "none"
+        raise CheckpointError(
+            f"corpus snapshot {snapshot.snapshot_id}", "has other settings of ingest than this version knows", got=got,
+            want=", ".join(sorted(known)), next_step="Ingest the corpus again.",
+        )  # fmt: skip
+    return made_with
 
 
 def check_plan_keys(plan: EvidencePlan | None, snapshot: CorpusSnapshot) -> None:

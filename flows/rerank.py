@@ -1,23 +1,22 @@
 """The flow `rerank`: one Prefect task a stage over a planned run, each with a table in the Prefect UI.
 
-Prefect schedules and shows; manifests are the truth. Tasks are neither cached nor persisted, and only
-transient errors are tried again: a retry finds the shards that are committed and leaves them.
+Prefect schedules and shows; manifests are the truth. Tasks are neither cached nor persisted, nor retried:
+what is transient is tried again shard by shard (`flows.executor.retrying`), with Prefect and without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
-from prefect.tasks import Task, exponential_backoff
+from prefect.tasks import Task
 
-from checkpoints.run import load_plan, stage_status
+from checkpoints.run import load_plan, stage_names
 from checkpoints.store import Store
-from contracts.errors import StageError, TransientError
+from checkpoints.verdict import committed, stage_status
+from contracts.errors import StageError
 from contracts.manifest import StageStatus
 from flows.engine import Session, Step
 from flows.screens import progress_bars
@@ -26,13 +25,14 @@ from flows.settings import validated
 
 def prefect_step(session: Session) -> Step:
     """Runs each step as a Prefect task of its name, and leaves its row of the stage table as an artifact."""
-    entries = {entry.stage: entry for entry in session.plan.stages}
+    stages = set(stage_names(session.plan))
 
     def step(name: str, body: Callable[[], None]) -> None:
         def run_step() -> None:
             body()
-            if name in entries:
-                _show_in_prefect(name, stage_status(session.store, session.plan, entries[name]))
+            if name in stages:
+                found = committed(session.store, session.plan)[name]
+                _show_in_prefect(name, stage_status(session.plan, name, found))
 
         as_task(name, run_step)()
 
@@ -48,21 +48,12 @@ def _show_in_prefect(name: str, status: StageStatus) -> None:
 
 
 def as_task(name: str, body: Callable[[], None]) -> Task[[], None]:
-    """A task of dartflow's kind: no cache, no persisted result, retries for transient errors alone."""
+    """A task of dartflow's kind: no cache, no persisted result; shards are retried inside, with and without Prefect."""
     return task(
         name=name,
         cache_policy=NO_CACHE,
         persist_result=False,
-        retries=3,
-        retry_delay_seconds=exponential_backoff(backoff_factor=2),
-        retry_jitter_factor=0.5,
-        retry_condition_fn=_is_transient,
     )(body)
-
-
-def _is_transient(_task: Task[..., Any], _run: TaskRun, state: State[Any]) -> bool:
-    """Whether the error behind a failed state may pass."""
-    return isinstance(state.data, TransientError)
 
 
 @flow(name="rerank", flow_run_name="{run_id}", persist_result=False)

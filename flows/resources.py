@@ -8,9 +8,10 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from checkpoints.corpora import load_snapshot, snapshot_folder
+from checkpoints.corpora import load_snapshot
 from checkpoints.digests import canonical_json, sha256
 from checkpoints.pair_scores import PairScores
+from checkpoints.snapshot_copy import cache_folder, local_snapshot
 from checkpoints.store import Store
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import ConfigurationError
@@ -46,7 +47,7 @@ class Resources:
     def corpus(self) -> Corpus:
         """The snapshot, its files compared with the manifest."""
         snapshot = load_snapshot(self._store, self._snapshot_id)
-        folder = self._store.local_folder(snapshot_folder(self._snapshot_id))
+        folder = local_snapshot(self._store, snapshot, cache_folder(self._settings.executor.cache))
         return open_corpus(folder, snapshot, self._settings.corpus.collapse_identical_texts)
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from contracts.evidence import ContextPassage
-from contracts.manifest import RunPlan, Verdict
-from flows.executor import Progress as Report
+from checkpoints.corpora import StoredSnapshot
+from checkpoints.gc import Collected
+from checkpoints.pointer import HistoryEntry
+from checkpoints.published import Gate
+from contracts.manifest import DeadLetter, RunPlan, Verdict
+from flows.progress import Progress as Report
 
 # Tables of candidates need room: in a narrow terminal lines break, which is better than cut names.
 OUT = Console(soft_wrap=True, width=max(120, shutil.get_terminal_size().columns))
@@ -25,6 +28,7 @@ ERR = Console(stderr=True, soft_wrap=True)
 # What a table of candidates has no room for: texts, and in a context the ranks and scores of every stage.
 _SHOWN_OF_CONTEXT = ("rank", "chunk_id", "families", "origin", "grade", "restored")
 _MOST_SHOWN = 8
+_MOST_MOVES = 20
 _COLOURS = {"complete": "green", "partial": "yellow", "running": "cyan"}
 
 
@@ -69,7 +73,23 @@ def show_verdict(verdict: Verdict) -> None:
     colour = _COLOURS.get(verdict.verdict, "red")
     because = "" if verdict.because is None else f" ({verdict.because})"
     OUT.print(f"verdict: [bold {colour}]{verdict.verdict}[/]{escape(because)}", highlight=False)
+    for note in verdict.notes:
+        OUT.print(f"note: {note}", markup=False, highlight=False)
     OUT.print(f"results: {verdict.results}", highlight=False)
+
+
+def show_letters(letters: Sequence[DeadLetter]) -> None:
+    """One row a dead letter: what it was, where and why it was taken out."""
+    table = _table(None)
+    for name in ("stage", "line or query", "log lines", "attempt", "reason"):
+        table.add_column(name, justify="right" if name in {"log lines", "attempt"} else "left", no_wrap=name == "stage")
+    for letter in letters:
+        name = letter.query_id or f"line {letter.line_number}"
+        table.add_row(letter.stage, name, str(letter.log_lines), str(letter.attempt), escape(letter.reason))
+    if letters:
+        OUT.print(table)
+    lines = sum(letter.log_lines for letter in letters)
+    OUT.print(f"{len(letters)} dead letters take out {lines} lines of the log", highlight=False)
 
 
 def _table(title: str | None) -> Table:
@@ -99,7 +119,7 @@ def show_row(row: Mapping[str, Any]) -> None:
             OUT.print(f"{name}: {_shown(value)}", markup=False, highlight=False)
     candidates = row.get("candidates") or []
     names = list(candidates[0]) if candidates else []
-    if names == list(ContextPassage.model_fields):
+    if set(_SHOWN_OF_CONTEXT) <= set(names):
         names = list(_SHOWN_OF_CONTEXT)
     table = _table(None)
     for name in names:
@@ -140,3 +160,77 @@ def plan_rows(plan: RunPlan) -> list[dict[str, Any]]:
         }
         for entry in plan.stages
     ]
+
+
+def show_gates(run_id: str, gates: Sequence[Gate]) -> None:
+    """One row a gate of an audit."""
+    table = _table(f"Gates of run {run_id}")
+    for name in ("gate", "found", "wanted", "passed"):
+        table.add_column(name, no_wrap=name == "gate")
+    for gate in gates:
+        found = gate.value if isinstance(gate.value, str) else f"{gate.value:.3f}"
+        table.add_row(gate.gate, escape(found), escape(gate.want), "[green]yes[/]" if gate.passed else "[red]no[/]")
+    OUT.print(table)
+
+
+def show_history(name: str, entries: Sequence[HistoryEntry], states: Mapping[int, str]) -> None:
+    """One row a move of a pointer, the youngest first; `name` is what it points to, `states` are by generation."""
+    table = _table("History")
+    for column in ("generation", name, "action", "at", "by", "state", "why"):
+        table.add_column(column, justify="right" if column == "generation" else "left", no_wrap=column in {name, "at"})
+    for entry in entries[:_MOST_MOVES]:
+        known = {True: states.get(entry.generation, ""), False: "not carried out", None: "not known"}
+        state, record = known[entry.carried_out], entry.record
+        shown = ["?"] * 4 if record is None else [record.target, record.action, record.at, record.by]
+        why = entry.problem if record is None else record.why
+        table.add_row(str(entry.generation), *map(escape, shown), state, escape(why or ""))
+    OUT.print(table)
+    if len(entries) > _MOST_MOVES:
+        OUT.print(f"and {len(entries) - _MOST_MOVES} earlier ones: --json has all", highlight=False)
+
+
+def show_snapshots(snapshots: Sequence[StoredSnapshot], states: Mapping[str, str]) -> None:
+    """One row a corpus snapshot, the youngest first; `states` are by id."""
+    table = _table(None)
+    for name in ("snapshot", "chunks", "documents", "created", "embedding model", "size", "state"):
+        table.add_column(name, justify="right" if name in {"chunks", "documents", "size"} else "left", no_wrap=True)
+    for one in snapshots:
+        found = one.snapshot
+        shown = ["?"] * 5
+        if found is not None:
+            size = size_of(sum(file.bytes for file in found.files))
+            shown = [str(found.chunks), str(found.documents), found.created_at, found.embedding_model, size]
+        table.add_row(one.snapshot_id, *map(escape, shown), states.get(one.snapshot_id, ""))
+    OUT.print(table)
+    for one in snapshots:
+        if one.problem is not None:
+            OUT.print(one.problem, markup=False, highlight=False)
+
+
+def show_collected(collected: Collected, *, dry_run: bool) -> None:
+    """What gc removes, thing by thing, and why the rest stays."""
+    table = _table("Gc, dry run" if dry_run else "Gc")
+    for name in ("what", "files go", "size", "stays because"):
+        table.add_column(name, justify="right" if name in {"files go", "size"} else "left", no_wrap=name == "what")
+    for item in collected.items:
+        kind = {"run": "run", "remains": "remains of run", "snapshot": "snapshot"}[item.kind]
+        table.add_row(
+            f"{kind} {item.name}", str(len(item.goes) or "-"), size_of(item.bytes) if item.goes else "-",
+            escape("; ".join(item.kept)),
+        )  # fmt: skip
+        if item.kind == "run" and item.stays:
+            table.add_row("", "", "", f"{item.stays} of its files, which kept runs borrow")
+    OUT.print(table)
+    files = sum(len(item.goes) for item in collected.items)
+    size = size_of(sum(item.bytes for item in collected.items))
+    OUT.print(f"{files} files, {size}: {'nothing is removed in a dry run' if dry_run else 'removed'}", highlight=False)
+    if collected.unfinished:
+        OUT.print(f"{collected.unfinished} unfinished files of killed writers removed", highlight=False)
+
+
+def size_of(count: int) -> str:
+    """A number of bytes for people."""
+    for factor, unit in ((1e9, "GB"), (1e6, "MB")):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count / 1e3:.1f} kB"

@@ -15,10 +15,11 @@ from typing import Annotated, Any
 
 import yaml
 from annotated_types import Ge, Le
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from contracts.errors import ConfigurationError
 from contracts.params import Params
+from flows.defaults import DEFAULT_STORE, PREFIX
 from loading.corpus_file import CorpusParams
 from loading.query_log import QueryLogParams
 from models.cross_encoder import CrossEncoderParams
@@ -34,7 +35,7 @@ from stages.oversample import Params as OversampleParams
 from stages.rrf_merge import Params as RrfMergeParams
 from stages.sparse_search import Params as SparseSearchParams
 
-PREFIX = "DARTFLOW_"
+Share = Annotated[float, Ge(0), Le(1)]
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 
@@ -54,14 +55,18 @@ class RunParams(Params):
     Attributes:
         shard_size: distinct queries a shard, >= 1. Small shards lose less in a crash; large ones
             spend less on files.
-        dead_letter_share: dead letters that still count as a partial run, as a share of the log
-            lines; 0 allows none, 1 allows all.
-        dead_letter_count: the same as a number; None leaves it to the share alone.
+        dead_letter_share: log lines that dead letters may take out of a run that still counts as
+            partial, as a share of all; 0 allows none, 1 allows all. A query that is a dead letter takes
+            out all its lines.
+        dead_letter_count: the same as a number of lines; None leaves it to the share alone.
+        allow_emptied_stages: whether a run may go on, and be complete, when a stage has taken every
+            candidate of every query away; false stops it there.
     """
 
     shard_size: Annotated[int, Ge(1)] = 256
     dead_letter_share: Annotated[float, Ge(0), Le(1)] = 0.05
     dead_letter_count: Annotated[int, Ge(0)] | None = None
+    allow_emptied_stages: bool = False
 
 
 class ExecutorParams(Params):
@@ -69,15 +74,64 @@ class ExecutorParams(Params):
 
     Attributes:
         workers: threads that run shards side by side, >= 1; None takes one a processor.
+        retries: how often a shard is tried again when a model or service did not answer, >= 0. 0 gives
+            up at once; many bridge long outages, and keep the run waiting.
+        retry_seconds: the first pause before that, >= 0; it doubles each time, with as much jitter.
+        cache: a folder for copies of corpus snapshots when the store is a bucket; None is `dartflow` in
+            XDG_CACHE_HOME or ~/.cache. A copy is as large as the snapshot, and is kept until you remove it.
     """
 
     workers: Annotated[int, Ge(1)] | None = None
+    retries: Annotated[int, Ge(0)] = 3
+    retry_seconds: Annotated[float, Ge(0)] = 1.0
+    cache: str | None = None
+
+
+class PublishParams(Params):
+    """What `dartflow publish` asks of a run before it makes it the published one.
+
+    Attributes:
+        allow_partial: whether a run that lost some lines of the log to dead letters may be published.
+        max_lost_line_share: lines of the log without an answer, as a share of all, 0 to 1. 0 allows none, 1
+            all; None does not ask.
+        max_duplicate_share: passages that repeat a text of the same context, as a share of all passages, 0 to
+            1. 0 allows none; None does not ask.
+        max_empty_context_share: distinct queries that have no passage, as a share of all, 0 to 1. 0 asks a
+            passage for every query; None does not ask.
+        min_family_recall: mean evidence-family recall over the queries that need families, 0 to 1; a run
+            without such queries fails. None does not ask.
+        min_all_families_rate: share of these queries that have all their families, 0 to 1; likewise.
+        qrels: TREC judgements by the ids of log lines, as `dartflow evaluate` reads them; None measures no
+            ranking.
+        min_metrics: what rankings must reach on the judgements, as in {context.nDCG@10: 0.6}: any stage and
+            measure of `dartflow evaluate`, 0 to 1. Empty asks nothing.
+        fused_tolerance: how far nDCG@10 of rrf_merge may lie below the better of its two inputs on the
+            judgements, 0 to 1. 0 wants fusion to lose nothing; None does not ask.
+        approval_required: whether a person must approve, by `dartflow publish RUN --approve NAME`.
+    """
+
+    allow_partial: bool = True
+    max_lost_line_share: Share | None = 0.05
+    max_duplicate_share: Share | None = 0.0
+    max_empty_context_share: Share | None = 0.1
+    min_family_recall: Share | None = None
+    min_all_families_rate: Share | None = None
+    qrels: str | None = None
+    min_metrics: dict[str, Share] = Field(default_factory=dict)
+    fused_tolerance: Share | None = 0.02
+    approval_required: bool = False
+
+    @model_validator(mode="after")
+    def _metrics_have_judgements(self) -> PublishParams:
+        if self.min_metrics and self.qrels is None:
+            raise ValueError("min_metrics: measured on judgements, but publish.qrels names none")
+        return self
 
 
 class Settings(Params):
     """The configuration tree; each stage's part is the `Params` of its file."""
 
-    store: str = ".dartflow"
+    store: str = DEFAULT_STORE
     corpus: CorpusParams = Field(default_factory=CorpusParams)
     query_log: QueryLogParams = Field(default_factory=QueryLogParams)
     embedder: EmbedderParams = Field(default_factory=EmbedderParams)
@@ -94,6 +148,7 @@ class Settings(Params):
     blended_rerank: BlendedRerankParams = Field(default_factory=BlendedRerankParams)
     crag_grading: CragGradingParams = Field(default_factory=CragGradingParams)
     context: ContextParams = Field(default_factory=ContextParams)
+    publish: PublishParams = Field(default_factory=PublishParams)
 
 
 def load_settings(

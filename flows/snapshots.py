@@ -14,9 +14,9 @@ from corpus.build import build_corpus, embed_chunks
 from corpus.corpus import Corpus
 from corpus.files import described_snapshot, snapshot_files
 from flows.engine import Step
-from flows.executor import Progress
 from flows.planning import now
 from flows.preflight import ingest_settings
+from flows.progress import Progress
 from flows.settings import Settings
 from loading.corpus_file import LoadedCorpus, load_corpus_file
 from models.embedder import embedder_model_id, open_embedder

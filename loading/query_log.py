@@ -15,7 +15,7 @@ import pyarrow as pa
 from annotated_types import Ge
 from pydantic import Field
 
-from contracts.columns import Ragged, build_array
+from contracts.columns import IntArray, Ragged, build_array
 from contracts.errors import ConfigurationError, InputError, ModelError
 from contracts.manifest import DeadLetter
 from contracts.params import Params
@@ -69,9 +69,9 @@ class QueryLog:
     vectors: Vectors | None
     dead_letters: list[DeadLetter]
 
-    def embeddings(self, start: int, count: int) -> Vectors | None:
-        """The vectors of some of the queries, where they came with the log."""
-        return None if self.vectors is None else self.vectors[start : start + count]
+    def embeddings(self, rows: IntArray) -> Vectors | None:
+        """The vectors of some rows of `queries`, where they came with the log."""
+        return None if self.vectors is None else self.vectors[rows]
 
 
 def load_query_log(
@@ -175,8 +175,8 @@ def _query_log(lines: list[tuple[int, str, AskedQuery | BadLine, int]], matrix: 
         if isinstance(asked, BadLine):
             reason = asked.reason
             letters.append(DeadLetter(
-                run_id="", stage=STAGE, reason=reason, attempt=1, line_number=number, query_id=None,
-                original=asked.original,
+                run_id="", stage=STAGE, shard=0, reason=reason, attempt=1, line_number=number, query_id=None,
+                log_lines=1, original=asked.original,
             ))  # fmt: skip
         else:
             query_id = query_id_of(asked.normalised_text, asked.groups, asked.filters)

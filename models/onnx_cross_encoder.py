@@ -147,7 +147,9 @@ def _session_options() -> onnxruntime.SessionOptions:
 
 
 def folder_model_id(folder: Path) -> str:
-    """A name that changes with either file, with how pairs are cut, and with the libraries that compute.
+    """A name that changes with either file, with the code here, and with the libraries that compute.
+
+    Scores are kept under it from night to night, so it must not outlive what would change one.
 
     Raises:
         ModelError: a file is missing.
@@ -164,5 +166,6 @@ def folder_model_id(folder: Path) -> str:
                 want=name,
                 next_step="Name a folder that holds model.onnx and tokenizer.json.",
             ) from error
-    parts = [*hashes, MAX_TOKENS, MIN_PASSAGE_TOKENS, onnxruntime.__version__, tokenizers.__version__]
+    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    parts = [*hashes, code, onnxruntime.__version__, tokenizers.__version__]
     return f"onnx-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"

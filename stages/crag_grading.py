@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
@@ -391,7 +392,8 @@ def crag_grading_table(
             "candidates": _candidates(graded, count, corpus),
         },
     )
-    return StageOutput(table, _account(shard, graded))
+    searched = Counter(outcome for outcome in outcomes if outcome in {"ok", "no_match"})
+    return StageOutput(table, _account(shard, graded), {"corrective_search": searched} if searched else {})
 
 
 def _selected(shard: _Shard) -> _Passages:

@@ -19,7 +19,7 @@ from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus, KeywordSearch
 from corpus.scope import Scope, Scopes
-from stages.stage import Stage, StageOutput
+from stages.stage import Stage, StageOutput, search_outcomes
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -227,7 +227,8 @@ def family_searches_table(
     )
     count = len(found.values)
     added = {"found": count} if count else {}
-    return StageOutput(table, Account(candidates_in=0, added=added, removed={}, candidates_out=count))
+    account = Account(candidates_in=0, added=added, removed={}, candidates_out=count)
+    return StageOutput(table, account, {"rescue_search": search_outcomes(found.lengths)})
 
 
 def _hits(searches: pa.Table, demands: _Demands, corpus: Corpus) -> tuple[Ragged, IntArray]:

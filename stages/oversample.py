@@ -14,7 +14,7 @@ from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus
 from corpus.scope import Scope, Scopes
-from stages.stage import Stage, StageOutput
+from stages.stage import Stage, StageOutput, search_outcomes
 
 FloatArray = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
@@ -88,7 +88,8 @@ def oversample_table(*, queries: pa.Table, corpus: Corpus, params: Params) -> St
     table = build_table(Candidates, {"query_id": query_ids, "candidates": Ragged(found.offsets, candidates)})
     count = len(ranks)
     added = {"found": count} if count else {}
-    return StageOutput(table, Account(candidates_in=0, added=added, removed={}, candidates_out=count))
+    account = Account(candidates_in=0, added=added, removed={}, candidates_out=count)
+    return StageOutput(table, account, {"dense_search": search_outcomes(found.lengths)})
 
 
 STAGE = Stage(

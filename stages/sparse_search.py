@@ -18,7 +18,7 @@ from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.corpus import Corpus
 from corpus.scope import Scopes
-from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
+from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck, search_outcomes
 
 
 class Params(BaseParams):
@@ -104,7 +104,8 @@ def sparse_search_table(*, queries: pa.Table, corpus: Corpus, params: Params) ->
     )
     count = int(hits.offsets[-1])
     account = Account(candidates_in=0, added={"found": count} if count else {}, removed={}, candidates_out=count)
-    return StageOutput(table, account)
+    calls = {"keyword_search": search_outcomes(hits.lengths)} if params.enabled else {}
+    return StageOutput(table, account, calls)
 
 
 def _search(queries: pa.Table, corpus: Corpus, params: Params) -> Ragged:

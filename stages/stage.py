@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
+from contracts.columns import IntArray
 from contracts.errors import ContractError
 from contracts.manifest import Account
 from contracts.params import Params
@@ -15,10 +17,20 @@ from contracts.table import Row, check_table
 
 @dataclass(frozen=True)
 class StageOutput:
-    """What a stage gives back: its table, and where its candidates came from and went."""
+    """What a stage gives back: its table, where its candidates came from and went, and how its searches ended.
+
+    `calls` counts outcomes (`ok`, `no_match`) by service (`dense_search`, `keyword_search` ...).
+    """
 
     table: pa.Table
     account: Account
+    calls: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def search_outcomes(lengths: IntArray) -> dict[str, int]:
+    """How searches ended, from the (searches,) lengths of their result lists."""
+    found = int(np.count_nonzero(lengths))
+    return {name: count for name, count in (("ok", found), ("no_match", len(lengths) - found)) if count}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,9 @@ _MASKS = (
     (re.compile(r"\.[0-9a-f]{32}\.parquet"), ".*.parquet"),
     (re.compile(r"SHA-256 [0-9a-f]{64}|[0-9a-f]{64}"), "SHA"),
     (re.compile(r"(?<=\s)\d+\.\d{2}\s*$", re.MULTILINE), "*"),  # seconds
+    (re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\+00:00"), "TIME"),
+    (re.compile(r"[\w.-]+@[\w.-]+"), "SOMEBODY"),
+    (re.compile(r"\d+\.\d [kM]B"), "SIZE"),
 )
 # Commands of the reader's own corpus are for reading, not for running.
 _READ_ONLY = ("/data/dartflow", "make ")
@@ -50,9 +54,13 @@ def masked(output: str) -> str:
 def run_command(command: str, *, without_prefect: bool = True) -> str:
     """What a command prints: dartflow in this process, anything else in a shell."""
     if not command.startswith("dartflow "):
-        return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
-    words = command.split()
-    if without_prefect and words[1] in {"ingest", "run", "rerun", "resume"} and "--dry-run" not in words:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path}
+        return subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, check=True, env=environment
+        ).stdout
+    words = shlex.split(command)
+    if without_prefect and words[1] in {"ingest", "run", "rerun", "resume", "replay"} and "--dry-run" not in words:
         words += [] if "--without-prefect" in words else ["--without-prefect"]
     sys.argv = words
     out, err = io.StringIO(), io.StringIO()

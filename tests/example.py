@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from checkpoints.run import load_plan, manifests, stage_entry
+from checkpoints.run import load_plan, stage_manifests
 from checkpoints.store import Store
 from contracts.manifest import Manifest
 from flows import cli
@@ -53,8 +53,7 @@ def table_of(store: Path, run: str, stage: str) -> pa.Table:
 def manifests_of(store: Path, run: str, stage: str) -> list[Manifest]:
     """The manifests of a stage."""
     opened = Store(str(store))
-    plan = load_plan(opened, run)
-    return [manifest for manifest in manifests(opened, plan, stage_entry(plan, stage)) if manifest is not None]
+    return list(stage_manifests(opened, load_plan(opened, run), stage))
 
 
 def row_of(store: Path, run: str, stage: str, logged_id: str) -> dict[str, Any]:

@@ -126,10 +126,7 @@ def test_bad_log_lines_become_dead_letters_with_their_original(dartflow):
         89,
         5,
     )
-    letters = [
-        json.loads(line)
-        for line in (dartflow.store / "runs" / RUN / "dead_letters" / "log_lines.jsonl").read_text().splitlines()
-    ]
+    letters = dartflow.json("dead-letters", RUN)["dead_letters"]
     assert [(letter["line_number"], letter["reason"]) for letter in letters] == [
         (23, "empty"), (71, "empty"), (118, "over_long"), (152, "invalid"), (187, "undecodable"),
     ]  # fmt: skip
@@ -150,12 +147,14 @@ def test_an_empty_log_is_refused_unless_it_is_allowed(dartflow, tmp_path):
 
 def test_too_many_dead_letters_fail_the_run(dartflow):
     words = ("run", QUERIES, "--set", "run.dead_letter_count=4", "--run-id", "strict", "--without-prefect")
-    _refused(dartflow(*words), 1, "has more dead letters than its error budget: got 5, want at most 4 of 200 lines")
+    _refused(
+        dartflow(*words), 1, "has more dead letters than its error budget: got 5 log lines lost, want at most 4 of 200."
+    )
     status = dartflow.json("status", "strict")
     assert status["verdict"] == "failed"
     assert "error budget" in status["because"]
     # The letters are kept, and nothing costly was computed.
-    assert len((dartflow.store / "runs" / "strict" / "dead_letters" / "log_lines.jsonl").read_text().splitlines()) == 5
+    assert len(dartflow.json("dead-letters", "strict")["dead_letters"]) == 5
     assert [stage["stage"] for stage in status["stages"] if stage["computed"]] == ["log_lines"]
 
 
@@ -183,7 +182,7 @@ def test_a_file_that_is_not_utf_8_is_refused(dartflow, tmp_path, words):
 
 
 def test_a_defect_is_one_sentence_and_a_file(dartflow, monkeypatch):
-    monkeypatch.setattr("flows.cli.load_plan", lambda *_: 1 / 0)
+    monkeypatch.setattr("flows.commands.runs.load_plan", lambda *_: 1 / 0)
     status, out, err = dartflow("status", RUN)
     assert status == 1
     assert "Traceback" not in out + err

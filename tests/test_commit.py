@@ -6,6 +6,8 @@ import io
 import json
 import random
 import re
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,20 +21,25 @@ from checkpoints.commit import (
     borrow,
     commit,
     manifest_path,
+    manifests,
     parquet_bytes,
     read_manifest,
     read_table,
+    run_digest,
     stage_folder,
     verified_bytes,
     verify_artifact,
 )
+from checkpoints.dead_letters import letters_of
 from checkpoints.digests import key_of, logical_digest, sha256
 from checkpoints.records import sealed, unsealed
+from checkpoints.run import create_run, load_plan
 from checkpoints.store import Store
 from contracts.candidates import Candidates
 from contracts.errors import CheckpointError, CorruptArtifactError
-from contracts.manifest import Account, Manifest
+from contracts.manifest import Account, Manifest, RunPlan, StagePlan
 from contracts.table import schema
+from tests.runs import entry_of, make_letter, make_plan, make_replay, path_of
 from tests.test_digests import tables
 
 
@@ -52,7 +59,18 @@ def make_table(name: str, rows: int = 40) -> pa.Table:
     return pa.Table.from_pylist(made, schema=schema(Candidates))
 
 
-def commit_part(store: Store, table: pa.Table, *, run_id="run-a", shard=0, number=1, stage="oversample", **more):
+def planned(run_id="run-a", stage="oversample", *, first=1) -> tuple[RunPlan, StagePlan]:
+    """A plan of two stages with three parts each, and the entry of one of them; `first` is the number of the first."""
+    stages = [
+        StagePlan(number=number, stage=name, parts=3, rows=120, inputs={}, borrowed_from=None, because="a new run")
+        for number, name in enumerate(("oversample", "rrf_merge"), start=first)
+    ]
+    plan = make_plan(run_id, stages=stages)
+    return plan, entry_of(plan, stage)
+
+
+def commit_part(store: Store, table: pa.Table, *, run_id="run-a", shard=0, stage="oversample", **more):
+    plan, entry = planned(run_id, stage)
     parts = {"stage": stage, "params": {"k": 5, "sigma": 0.1}, "part": shard, "parents": {}}
     given_parts = {
         "key_parts": parts,
@@ -60,7 +78,17 @@ def commit_part(store: Store, table: pa.Table, *, run_id="run-a", shard=0, numbe
         "started_at": "2026-11-30T02:15:00+00:00",
         "seconds": 1.25,
     }
-    return commit(store, table, run_id=run_id, number=number, stage=stage, shard=shard, **{**given_parts, **more})
+    return commit(store, table, plan=plan, entry=entry, part=shard, **{**given_parts, **more})
+
+
+def read_part(store: Store, run_id="run-a", shard=0, stage="oversample", first=1):
+    plan, entry = planned(run_id, stage, first=first)
+    return read_manifest(store, plan, entry, shard)
+
+
+def borrow_part(store: Store, manifest: Manifest, run_id: str, first=1):
+    plan, entry = planned(run_id, manifest.stage, first=first)
+    return borrow(store, manifest, plan=plan, entry=entry)
 
 
 @pytest.fixture
@@ -77,15 +105,14 @@ def refused(call, path: str) -> CorruptArtifactError:
     return caught.value
 
 
-def read_back(store: Store, run_id="run-a", shard=0, number=1, stage="oversample"):
-    manifest = read_manifest(store, run_id, number, stage, shard)
-    return read_table(store, manifest)
+def read_back(store: Store, **place):
+    return read_table(store, read_part(store, **place))
 
 
 def test_what_is_committed_is_read_back(store):
     table = make_table("a")
     manifest = commit_part(store, table)
-    assert read_manifest(store, "run-a", 1, "oversample", 0) == manifest
+    assert read_part(store) == manifest
     assert read_back(store).equals(table)
     assert manifest.file == f"runs/run-a/01-oversample/part-00000.{manifest.key}.parquet"
     assert manifest.sha256 == sha256(store.read(manifest.file))
@@ -112,9 +139,9 @@ def test_a_table_without_rows_is_an_artifact(store):
 
 def test_what_was_never_committed_is_none(store):
     commit_part(store, make_table("a"))
-    assert read_manifest(store, "run-a", 1, "oversample", 1) is None
-    assert read_manifest(store, "run-b", 1, "oversample", 0) is None
-    assert read_manifest(store, "run-a", 2, "oversample", 0) is None
+    assert read_part(store, shard=1) is None
+    assert read_part(store, run_id="run-b") is None
+    assert read_part(store, stage="rrf_merge") is None
 
 
 @given(table=tables(), data=st.data())
@@ -132,6 +159,94 @@ def test_parquet_bytes_do_not_depend_on_chunks_that_fill_many_pages():
     table = make_table("a", rows=30_000)
     chunked = pa.concat_tables([table.slice(start, 1_000) for start in range(0, 30_000, 1_000)])
     assert parquet_bytes(chunked) == parquet_bytes(table)
+
+
+def test_manifests_are_one_a_part_and_none_where_nothing_is_committed(store):
+    commit_part(store, make_table("a", rows=3))
+    commit_part(store, make_table("b", rows=2), shard=2)
+    found = manifests(store, *planned())
+    assert [manifest and (manifest.shard, manifest.rows) for manifest in found] == [(0, 3), None, (2, 2)]
+    assert manifests(store, *planned(stage="rrf_merge")) == [None, None, None]
+
+
+def test_manifests_of_an_entry_are_those_of_its_own_shards(store):
+    plan, entry = planned()
+    added = entry.model_copy(update={"first_part": 2, "parts": 1})
+    for shard in (0, 2):
+        commit_part(store, make_table(f"t{shard}"), shard=shard)
+    assert [found.shard for found in manifests(store, plan, added)] == [2]
+
+
+def test_how_calls_ended_and_who_was_left_out_is_kept(store):
+    calls = {"dense_search": Counter(ok=38, no_match=2), "cross_encoder": {"ok": 1, "timed_out": 3}}
+    commit_part(store, make_table("a"), left_out=2, calls=calls)
+    found = read_part(store)
+    assert (found.left_out, found.calls) == (2, calls)
+
+
+ANY_VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(settings=st.dictionaries(st.text("abcä", max_size=3), ANY_VALUE, max_size=3))
+@settings(max_examples=50, deadline=None)
+def test_a_plan_has_one_digest_as_made_as_read_and_with_fields_that_come_later(settings, tmp_path_factory):
+    store = Store(str(tmp_path_factory.mktemp("plan")))
+    plan = make_plan(settings=settings)
+    create_run(store, plan)
+    assert run_digest(plan) == run_digest(load_plan(store, "run-a"))
+
+    class LaterPlan(RunPlan):
+        approved: bool = False
+
+    later = LaterPlan(**plan.model_dump())
+    assert run_digest(later) == run_digest(plan) != run_digest(later.model_copy(update={"approved": True}))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"created_at": "2026-12-01T02:15:00+00:00"},
+        {"settings": {"store": "there"}},
+        {"dead_letters_allowed": 5},
+        {"packages": {"pyarrow": "2"}},
+        {"replays": [make_replay(3, "oversample", make_letter("q1"))]},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_a_deleted_run_of_the_same_name_left_behind_is_refused(store, changed):
+    commit_part(store, make_table("a"))
+    before = {path: store.read(path) for path in store.files("runs")}
+    plan, entry = planned()
+    other = plan.model_copy(update=changed)
+    path = path_of(plan, "oversample")
+    foreign = commit_part(store, make_table("a"), run_id="run-z")
+    calls = [
+        lambda: read_manifest(store, other, entry, 0),
+        lambda: manifests(store, other, entry),
+        lambda: borrow(store, foreign, plan=other, entry=entry),
+        lambda: commit(
+            store,
+            make_table("a"),
+            plan=other,
+            entry=entry,
+            part=0,
+            key_parts={},
+            account=None,
+            started_at="",
+            seconds=0,
+        ),
+    ]
+    for call in calls:
+        error = refused(call, path)
+        assert error.problem == "was made under another plan than the run's"
+        assert (error.got, error.want) == (run_digest(plan), run_digest(other))
+        assert "under another run id" in error.next_step
+    assert {path: store.read(path) for path in store.files("runs/run-a")} == before
+    assert read_manifest(store, other, entry, 1) is None
 
 
 def test_any_flipped_byte_of_the_parquet_file_is_refused_before_it_is_parsed(store, tmp_path):
@@ -214,7 +329,7 @@ def test_every_flipped_byte_of_a_manifest_is_refused(store, tmp_path):
         bad = bytearray(good)
         bad[place] ^= 1 << chance.randrange(8)
         (tmp_path / path).write_bytes(bad)
-        refused(lambda: read_manifest(store, "run-a", 1, "oversample", 0), path)
+        refused(lambda: read_part(store), path)
 
 
 def test_any_truncation_or_extension_of_a_manifest_is_refused(store, tmp_path):
@@ -231,7 +346,7 @@ def test_any_truncation_or_extension_of_a_manifest_is_refused(store, tmp_path):
     ]
     for bad in damaged:
         (tmp_path / path).write_bytes(bad)
-        refused(lambda: read_manifest(store, "run-a", 1, "oversample", 0), path)
+        refused(lambda: read_part(store), path)
 
 
 @pytest.mark.parametrize("field", Manifest.model_fields)
@@ -243,7 +358,7 @@ def test_a_manifest_with_any_field_rewritten_is_refused(store, field):
     value = content[field]
     content[field] = others.get(field, value + 1 if isinstance(value, (int, float)) else f"{value}x")
     store.write(path, json.dumps(content, indent=1).encode())
-    refused(lambda: read_manifest(store, "run-a", 1, "oversample", 0), path)
+    refused(lambda: read_part(store), path)
 
 
 class Other(BaseModel):
@@ -255,17 +370,20 @@ def test_a_record_that_is_no_manifest_is_refused_even_with_a_right_digest(store)
     commit_part(store, make_table("a"))
     path = manifest_path("run-a", 1, "oversample", 0)
     store.write(path, sealed(Other()))
-    assert refused(lambda: read_manifest(store, "run-a", 1, "oversample", 0), path).problem == "is no Manifest"
+    assert refused(lambda: read_part(store), path).problem == "is no Manifest"
 
 
 def test_a_manifest_of_another_run_stage_or_shard_is_refused(store):
     commit_part(store, make_table("a"))
     commit_part(store, make_table("b"), shard=1)
-    commit_part(store, make_table("c"), stage="rrf_merge", number=2)
+    commit_part(store, make_table("c"), stage="rrf_merge")
     data = store.read(manifest_path("run-a", 1, "oversample", 0))
-    for place in [("run-b", 1, "oversample", 0), ("run-a", 2, "rrf_merge", 0), ("run-a", 1, "oversample", 1)]:
-        store.write(manifest_path(*place), data)
-        error = refused(lambda place=place: read_manifest(store, *place), manifest_path(*place))
+    for run_id, number, stage, shard in [
+        ("run-b", 1, "oversample", 0), ("run-a", 2, "rrf_merge", 0), ("run-a", 1, "oversample", 1),
+    ]:  # fmt: skip
+        path = manifest_path(run_id, number, stage, shard)
+        store.write(path, data)
+        error = refused(partial(read_part, store, run_id, shard, stage), path)
         assert error.problem == "belongs to another artifact"
         assert error.got == "run-a/oversample/0"
 
@@ -274,12 +392,12 @@ def test_a_key_that_its_parts_do_not_give_is_refused(store):
     manifest = commit_part(store, make_table("a"))
     path = manifest_path("run-a", 1, "oversample", 0)
     store.write(path, sealed(manifest.model_copy(update={"key_parts": {"stage": "another"}})))
-    assert "key" in refused(lambda: read_manifest(store, "run-a", 1, "oversample", 0), path).problem
+    assert "key" in refused(lambda: read_part(store), path).problem
 
 
 def test_random_damage_anywhere_is_refused_by_the_name_of_a_damaged_file(store, tmp_path):
-    manifests = [commit_part(store, make_table(f"t{shard}"), shard=shard) for shard in range(3)]
-    paths = [manifest.file for manifest in manifests] + [
+    committed = [commit_part(store, make_table(f"t{shard}"), shard=shard) for shard in range(3)]
+    paths = [manifest.file for manifest in committed] + [
         manifest_path("run-a", 1, "oversample", shard) for shard in range(3)
     ]
     good = {path: (tmp_path / path).read_bytes() for path in paths}
@@ -314,7 +432,7 @@ def test_no_manifest_is_left_when_the_parquet_file_cannot_be_written(store, tmp_
     (tmp_path / blocked / "in-the-way").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=re.escape(blocked)):
         commit_part(store, table, key_parts=parts)
-    assert read_manifest(store, "run-a", 1, "oversample", 0) is None
+    assert read_part(store) is None
     (tmp_path / blocked / "in-the-way").rmdir()
     (tmp_path / blocked).rmdir()
     commit_part(store, table, key_parts=parts)
@@ -326,7 +444,7 @@ def test_no_manifest_is_left_when_its_own_write_fails(store, tmp_path):
     (path / "in-the-way").mkdir(parents=True)
     with pytest.raises(CheckpointError):
         commit_part(store, make_table("a"))
-    assert read_manifest(store, "run-a", 1, "oversample", 0) is None
+    assert read_part(store) is None
 
 
 def test_the_same_data_committed_again_change_nothing(store):
@@ -357,17 +475,20 @@ def test_a_borrowed_artifact_is_read_from_the_file_of_its_run(store):
     table = make_table("a")
     manifest = commit_part(store, table)
     files = len(store.files("runs"))
-    borrowed = borrow(store, manifest, run_id="run-b", number=3)
-    assert borrowed == manifest.model_copy(update={"run_id": "run-b", "borrowed_from": "run-a"})
-    assert read_manifest(store, "run-b", 3, "oversample", 0) == borrowed
-    assert read_back(store, run_id="run-b", number=3).equals(table)
+    borrowed = borrow_part(store, manifest, "run-b", first=3)
+    plan, _ = planned("run-b", first=3)
+    wanted = {"run_id": "run-b", "plan": run_digest(plan), "borrowed_from": "run-a"}
+    assert borrowed == manifest.model_copy(update=wanted)
+    assert read_part(store, "run-b", first=3) == borrowed
+    assert read_back(store, run_id="run-b", first=3).equals(table)
+    assert store.files("runs/run-b") == [manifest_path("run-b", 3, "oversample", 0)]
     assert len(store.files("runs")) == files + 1
 
 
 def test_borrowed_of_borrowed_names_the_run_that_computed_it(store):
     manifest = commit_part(store, make_table("a"))
     for run_id in ("run-b", "run-c", "run-d"):
-        manifest = borrow(store, manifest, run_id=run_id, number=1)
+        manifest = borrow_part(store, manifest, run_id)
         assert manifest.borrowed_from == "run-a"
         assert manifest.file.startswith("runs/run-a/")
         assert read_back(store, run_id=run_id).num_rows == 40
@@ -378,26 +499,99 @@ def test_borrow_verifies_before_it_writes(store):
     data = store.read(manifest.file)
     for damage in (lambda: store.write(manifest.file, data[:-1] + b"x"), lambda: store.delete(manifest.file)):
         damage()
-        refused(lambda: borrow(store, manifest, run_id="run-b", number=1), manifest.file)
+        refused(lambda: borrow_part(store, manifest, "run-b"), manifest.file)
         assert store.files("runs/run-b") == []
 
 
 def test_to_borrow_again_changes_nothing_and_other_data_are_refused(store):
     manifest = commit_part(store, make_table("a"))
-    borrowed = borrow(store, manifest, run_id="run-b", number=1)
-    assert borrow(store, manifest, run_id="run-b", number=1) == borrowed
+    borrowed = borrow_part(store, manifest, "run-b")
+    assert borrow_part(store, manifest, "run-b") == borrowed
     other = commit_part(store, make_table("b"), run_id="run-c")
     with pytest.raises(CheckpointError, match="is committed already, with other data"):
-        borrow(store, other, run_id="run-b", number=1)
-    assert read_manifest(store, "run-b", 1, "oversample", 0) == borrowed
+        borrow_part(store, other, "run-b")
+    assert read_part(store, "run-b") == borrowed
 
 
 def test_a_damaged_source_shows_in_every_run_that_borrowed_it(store):
     manifest = commit_part(store, make_table("a"))
-    borrow(store, manifest, run_id="run-b", number=1)
+    borrow_part(store, manifest, "run-b")
     store.write(manifest.file, b"")
     refused(lambda: read_back(store, run_id="run-b"), manifest.file)
     refused(lambda: verified_bytes(store, manifest), manifest.file)
+
+
+LETTERS = [make_letter("a-1", log_lines=3), make_letter("a-7"), make_letter("a-9", log_lines=2)]
+
+
+def test_dead_letters_are_committed_with_the_manifest(store):
+    manifest = commit_part(store, make_table("a"), letters=LETTERS)
+    named = manifest.dead_letters
+    assert named.file == f"runs/run-a/dead_letters/oversample-part-00000.{named.sha256[:32]}.jsonl"
+    assert (named.letters, named.log_lines, named.sha256) == (3, 6, sha256(store.read(named.file)))
+    assert read_part(store).dead_letters == named
+    assert letters_of(store, manifest) == LETTERS
+    verify_artifact(store, manifest)
+
+
+def test_a_part_without_dead_letters_has_no_file_of_them(store):
+    assert commit_part(store, make_table("a")).dead_letters is None
+    assert not [path for path in store.files("runs") if "dead_letters" in path]
+
+
+def test_no_manifest_is_left_when_the_dead_letters_cannot_be_written(store, tmp_path):
+    parts = {"stage": "oversample"}
+    data = "".join(f"{letter.model_dump_json()}\n" for letter in LETTERS)
+    blocked = f"runs/run-a/dead_letters/oversample-part-00000.{sha256(data.encode())[:32]}.jsonl"
+    (tmp_path / blocked / "in-the-way").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=re.escape(blocked)):
+        commit_part(store, make_table("a"), key_parts=parts, letters=LETTERS)
+    assert read_part(store) is None
+    (tmp_path / blocked / "in-the-way").rmdir()
+    (tmp_path / blocked).rmdir()
+    assert letters_of(store, commit_part(store, make_table("a"), key_parts=parts, letters=LETTERS)) == LETTERS
+
+
+def test_dead_letters_that_are_committed_are_never_written_again(store):
+    first = commit_part(store, make_table("a"), letters=LETTERS)
+    again = [letter.model_copy(update={"reason": "ModelError: in other words"}) for letter in LETTERS]
+    for letters in (again, LETTERS[:1], []):
+        assert commit_part(store, make_table("a"), letters=letters) == first
+        assert letters_of(store, read_part(store)) == LETTERS
+
+
+def test_a_part_is_borrowed_with_its_dead_letters(store):
+    manifest = commit_part(store, make_table("a"), letters=LETTERS, left_out=2)
+    files = store.files("runs/run-a")
+    for run_id in ("run-b", "run-c"):
+        borrowed = borrow_part(store, manifest, run_id)
+        assert (borrowed.dead_letters, borrowed.left_out) == (manifest.dead_letters, 2)
+        assert letters_of(store, read_part(store, run_id)) == LETTERS
+        assert store.files(f"runs/{run_id}") == [manifest_path(run_id, 1, "oversample", 0)]
+        manifest = borrowed
+    assert store.files("runs/run-a") == files
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "emptied", "lost", "swapped"])
+def test_a_part_with_damaged_dead_letters_is_neither_borrowed_nor_verified(store, damage):
+    manifest = commit_part(store, make_table("a"), letters=LETTERS)
+    other = commit_part(store, make_table("b"), letters=LETTERS[:2], shard=1)
+    path = manifest.dead_letters.file
+    good = store.read(path)
+    bad = {
+        "changed": good.replace(b"no answer", b"an answer", 1), "cut": good[: good.index(b"\n") + 1], "emptied": b"",
+        "swapped": store.read(other.dead_letters.file),
+    }.get(damage)  # fmt: skip
+    if bad is None:
+        store.delete(path)
+    else:
+        store.write(path, bad)
+    refused(lambda: borrow_part(store, manifest, "run-b"), path)
+    refused(lambda: verify_artifact(store, manifest), path)
+    assert store.files("runs/run-b") == []
+    assert read_back(store).num_rows == 40
+    store.write(path, good)
+    assert letters_of(store, borrow_part(store, manifest, "run-b")) == LETTERS
 
 
 def test_page_checksums_are_written():

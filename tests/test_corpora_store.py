@@ -7,7 +7,16 @@ import random
 
 import pytest
 
-from checkpoints.corpora import current_snapshot_id, load_snapshot, save_snapshot, snapshot_folder
+from checkpoints.corpora import (
+    corpus_pointer,
+    current_snapshot_id,
+    load_snapshot,
+    roll_back_corpus,
+    save_snapshot,
+    snapshot_folder,
+    stored_snapshots,
+    use_snapshot,
+)
 from checkpoints.digests import sha256
 from checkpoints.records import sealed
 from checkpoints.store import Store
@@ -149,3 +158,102 @@ def test_a_record_that_is_no_snapshot_is_refused_even_with_a_right_digest(store)
     store.write("corpora/corpus-1/snapshot.json", sealed(SnapshotFile(name="a", sha256="b", bytes=1)))
     with pytest.raises(CorruptArtifactError, match="is no CorpusSnapshot"):
         load_snapshot(store, "corpus-1")
+
+
+@pytest.fixture
+def three(store):
+    """Three snapshots, ingested one after the other."""
+    for number in (1, 2, 3):
+        save_snapshot(
+            store, make_snapshot(f"corpus-{number}", created_at=f"2026-11-{number:02d}T00:00:00+00:00"), FILES
+        )
+    return store
+
+
+def moves_of(store: Store) -> list[tuple[int, str, str]]:
+    history = [entry.record for entry in corpus_pointer(store).history()]
+    return [(record.generation, record.action, record.target) for record in history]
+
+
+def test_every_ingest_of_another_snapshot_is_a_move_with_its_author(store):
+    save_snapshot(store, make_snapshot(), FILES, by="ann@here")
+    record = corpus_pointer(store).current()
+    assert (record.generation, record.action, record.by, record.why) == (1, "ingest", "ann@here", None)
+    assert record.details == {"chunks": 3, "source_file": "corpus.jsonl"}
+
+
+def test_ingest_of_the_current_snapshot_adds_nothing_to_the_history(three):
+    save_snapshot(three, make_snapshot("corpus-3"), FILES)
+    assert moves_of(three) == [(3, "ingest", "corpus-3"), (2, "ingest", "corpus-2"), (1, "ingest", "corpus-1")]
+    save_snapshot(three, make_snapshot("corpus-1"), FILES)
+    assert moves_of(three)[0] == (4, "ingest", "corpus-1")
+
+
+def test_a_rollback_brings_back_the_snapshot_before_and_then_the_one_before_that(three):
+    assert roll_back_corpus(three, by="ann", why="bad chunks").target == "corpus-2"
+    assert current_snapshot_id(three) == "corpus-2"
+    assert roll_back_corpus(three, why=None).target == "corpus-1"
+    with pytest.raises(MissingArtifactError, match="the corpus pointer: cannot go back: got nothing before corpus-1"):
+        roll_back_corpus(three, why=None)
+    assert current_snapshot_id(three) == "corpus-1"
+    assert corpus_pointer(three).record(4).why == "bad chunks"
+
+
+def test_any_snapshot_can_be_used_by_its_id(three):
+    record = use_snapshot(three, "corpus-1", by="ann", why="compare")
+    assert (record.action, record.target, record.why, record.previous) == ("use", "corpus-1", "compare", 3)
+    assert use_snapshot(three, "corpus-1", why=None) is None
+    assert len(moves_of(three)) == 4
+    with pytest.raises(MissingArtifactError, match="want corpus-1, corpus-2, corpus-3"):
+        use_snapshot(three, "corpus-9", why=None)
+
+
+@pytest.mark.parametrize("name", ["snapshot.json", *FILES])
+@pytest.mark.parametrize("damage", ["removed", "changed"])
+def test_a_damaged_snapshot_is_neither_used_nor_brought_back(three, name, damage):
+    path, before = f"corpora/corpus-2/{name}", three.read("corpora/current.json")
+    if damage == "removed":
+        three.delete(path)
+    else:
+        three.write(path, three.read(path) + b" ")
+    for move in (lambda: use_snapshot(three, "corpus-2", why=None), lambda: roll_back_corpus(three, why=None)):
+        with pytest.raises((CorruptArtifactError, MissingArtifactError), match=path):
+            move()
+        assert three.read("corpora/current.json") == before
+
+
+def test_a_damaged_pointer_says_what_to_do_and_is_mended_by_using_a_snapshot(three):
+    three.write("corpora/current.json", b"{}")
+    with pytest.raises(CorruptArtifactError, match=r"corpora/current\.json: .*Run `dartflow corpus use ID`"):
+        current_snapshot_id(three)
+    assert use_snapshot(three, "corpus-3", why=None).generation == 4
+    assert current_snapshot_id(three) == "corpus-3"
+    assert roll_back_corpus(three, why=None).target == "corpus-2"
+
+
+def test_a_damaged_pointer_is_mended_by_an_ingest(three):
+    three.write("corpora/current.json", b"{}")
+    save_snapshot(three, make_snapshot("corpus-3"), FILES)
+    assert current_snapshot_id(three) == "corpus-3"
+
+
+def test_snapshots_are_listed_youngest_first_and_damaged_ones_by_what_is_wrong(three):
+    three.write("corpora/corpus-2/snapshot.json", b"{}")
+    three.write("corpora/corpus-4/chunks.parquet", b"half")
+    found = stored_snapshots(three)
+    assert [one.snapshot_id for one in found[:2]] == ["corpus-3", "corpus-1"]
+    assert {one.snapshot_id: one.problem.split(": ")[1] for one in found[2:]} == {
+        "corpus-2": "is not what was written", "corpus-4": "has no such corpus snapshot",
+    }  # fmt: skip
+
+
+def test_a_snapshot_of_another_version_gets_its_settings_from_the_next_ingest(store):
+    """The content is the same, so the id is; but what this version records was not recorded then."""
+    save_snapshot(store, make_snapshot(settings={"language": "english"}), FILES)
+    now = make_snapshot(settings={"language": "english", "ingest": {"default_access": "public"}})
+    save_snapshot(store, now, FILES)
+    assert load_snapshot(store, "corpus-1") == now
+    other = make_snapshot(settings={"language": "polish", "ingest": {"default_access": "deny"}})
+    save_snapshot(store, other, FILES)
+    assert load_snapshot(store, "corpus-1") == now  # the same names: left as it is
+    assert len(moves_of(store)) == 1

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts import errors
-from contracts.errors import ContractError, DartflowError, TransientError
+from contracts.errors import ContractError, DartflowError, ModelError, RefusedError, TimedOutError, TransientError
 
 TREE_LINE = re.compile(r"^(?P<bars>[│ ]*(?:[├└]── )?)(?P<name>\w+Error)(?: |$)")
 SENTENCE = re.compile(
@@ -55,7 +55,7 @@ def raise_it(error: DartflowError) -> None:
 
 def test_the_tree_in_the_docstring_is_the_tree_of_classes():
     assert drawn_tree() == defined_tree()
-    assert len(drawn_tree()) >= 12
+    assert len(drawn_tree()) >= 14
 
 
 def test_the_drawing_states_the_exit_status():
@@ -168,8 +168,11 @@ def test_an_error_crosses_a_process_border():
     assert str(caught.value) == str(example(ContractError))
 
 
-def test_only_a_transient_error_is_a_kind_of_model_error_that_is_retried():
+def test_what_may_pass_is_retried_and_a_refusal_is_not():
     retried = [kind for kind in EVERY_KIND if issubclass(kind, TransientError)]
 
-    assert retried == [TransientError]
-    assert issubclass(TransientError, errors.ModelError)
+    assert retried == [TransientError, TimedOutError]
+    assert [kind for kind in EVERY_KIND if issubclass(kind, RefusedError)] == [RefusedError]
+    assert [kind for kind in EVERY_KIND if issubclass(kind, ModelError)] == [
+        ModelError, TransientError, TimedOutError, RefusedError,
+    ]  # fmt: skip

@@ -223,7 +223,7 @@ def test_vectors_of_the_log_go_with_the_first_line_of_a_query(tmp_path):
     ]
     log = load(tmp_path, rows)
     assert reasons(log) == [(2, "invalid"), (4, "invalid")]
-    table = embed_queries(log.queries.slice(0, 2), log.embeddings(0, 2), None)
+    table = embed_queries(log.queries.slice(0, 2), log.embeddings(np.arange(0, 2)), None)
     check_table(table, DistinctQuery, "queries")
     np.testing.assert_allclose(table["embedding"].to_pylist(), [[0.6, 0.8], [0, 1]], rtol=1e-6)
     without = load_query_log(tmp_path / "log.jsonl", QueryLogParams(), with_vectors=False)
@@ -296,7 +296,7 @@ def test_an_empty_log_is_refused_unless_it_is_allowed(tmp_path):
     log = load(tmp_path, [], allow_empty=True)
     assert (log.lines.num_rows, log.queries.num_rows, log.dead_letters) == (0, 0, [])
     for embedder in (None, LengthEmbedder()):
-        check_table(embed_queries(log.queries, log.embeddings(0, 10), embedder), DistinctQuery, "queries")
+        check_table(embed_queries(log.queries, log.embeddings(np.arange(0, 10)), embedder), DistinctQuery, "queries")
 
 
 def test_a_log_without_its_column_of_texts_is_refused(tmp_path):

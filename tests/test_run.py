@@ -1,31 +1,29 @@
-"""Runs: the plan is kept, the verdict says what is true, and verify finds every damaged artifact."""
+"""Runs: the plan is kept as it was made and says what each part is planned for; replays are parts of it."""
 
 from __future__ import annotations
 
+import json
 import random
 import time
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints.commit import borrow, commit, manifest_path, read_manifest
-from checkpoints.lease import hold
-from checkpoints.records import sealed
 from checkpoints.run import (
     check_run_id,
     clear_failure,
     create_run,
+    failure_of,
     load_plan,
-    manifests,
-    read_dead_letters,
+    open_letters,
+    planned_rows,
     record_failure,
+    replay_of,
     run_ids,
-    stage_entry,
-    verdict,
-    verify,
-    write_dead_letters,
+    stage_entries,
+    stage_manifests,
+    stage_names,
 )
 from checkpoints.store import Store
 from contracts.errors import (
@@ -35,50 +33,23 @@ from contracts.errors import (
     MissingArtifactError,
     StageError,
 )
-from contracts.manifest import DeadLetter, RunPlan, StagePlan
+from contracts.manifest import Replay, ReplayedQuery
+from tests.runs import (
+    STAGES,
+    borrow_all,
+    commit_all,
+    commit_part,
+    entry_of,
+    make_letter,
+    make_plan,
+    make_replay,
+    path_of,
+    plan_with,
+    rewrite,
+)
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
-STAGES = [(0, "log_lines", 1), (0, "queries", 2), (1, "oversample", 2), (2, "rescue_searches", 1)]
-ROWS = {"log_lines": [7], "queries": [3, 2], "oversample": [3, 2], "rescue_searches": [4]}
-
-
-def make_plan(run_id="run-a", **more) -> RunPlan:
-    inputs = {"lock": "abc", "params": {"sigma": 0.1, "groups": ("a", "b")}}
-    stages = [
-        StagePlan(
-            number=number, stage=stage, parts=parts, rows=None, inputs={"stage": stage, **inputs}, borrowed_from=None,
-            because="a new run",
-        )
-        for number, stage, parts in STAGES
-    ]  # fmt: skip
-    given_parts = {
-        "run_id": run_id, "created_at": "2026-11-30T02:15:00+00:00", "query_log": "queries.jsonl",
-        "query_log_sha256": "0" * 64, "snapshot_id": "corpus-1", "log_lines": 7, "distinct_queries": 5,
-        "dead_letters": 0, "dead_letters_allowed": 2, "shards": 2, "access_control": False, "stages": stages,
-        "settings": {"store": "here"}, "packages": {"pyarrow": "1"}, "lock_sha256": "abc", "parent_run_id": None,
-    }  # fmt: skip
-    return RunPlan(**{**given_parts, **more})
-
-
-def commit_all(store: Store, plan: RunPlan, *, but: tuple[tuple[str, int], ...] = ()) -> None:
-    for entry in plan.stages:
-        for part in range(entry.parts):
-            if (entry.stage, part) not in but:
-                rows = ROWS[entry.stage][part]
-                commit(
-                    store,
-                    pa.table({"query_id": [f"{entry.stage}-{part}-{row}" for row in range(rows)]}),
-                    run_id=plan.run_id, number=entry.number, stage=entry.stage, shard=part,
-                    key_parts={**entry.inputs, "part": part, "parents": {}}, account=None, started_at="now",
-                    seconds=0.5,
-                )  # fmt: skip
-
-
-def make_letter(number: int, original="?") -> DeadLetter:
-    return DeadLetter(
-        run_id="run-a", stage="log_lines", reason="empty", attempt=1, line_number=number, query_id=None,
-        original=original,
-    )  # fmt: skip
+TAKEN = {("oversample", 0): ["q1", "q2"], ("context", 1): ["q4"]}
 
 
 @pytest.fixture
@@ -86,13 +57,21 @@ def store(tmp_path):
     return Store(str(tmp_path))
 
 
-@pytest.fixture
-def finished(store):
-    """A run of which every artifact is committed."""
-    plan = make_plan()
+def with_dead_letters(store):
+    """A run of which everything is committed, with a bad line and three queries taken out."""
+    plan = make_plan(bad_lines=1)
     create_run(store, plan)
-    commit_all(store, plan)
+    commit_all(store, plan, taken=TAKEN)
     return plan
+
+
+def replay_everything(store, plan):
+    """The plan of a replay of every query that is a dead letter, its artifacts borrowed."""
+    first, second, third = [letter for letter in open_letters(store, plan) if letter.query_id is not None]
+    replay = plan_with(plan, make_replay(2, "oversample", first, second), make_replay(3, "context", third))
+    create_run(store, replay)
+    borrow_all(store, plan, replay)
+    return replay
 
 
 @pytest.mark.parametrize("run_id", ["a", "0", "20261130-021500-1f2e", "a.b_c-d", "x" * 64, "nightly."])
@@ -191,221 +170,191 @@ def test_runs_are_listed_the_youngest_first_and_damaged_ones_last(store):
     assert run_ids(store) == ["c", "d", "a", "b", "y"]
 
 
+def test_the_stages_of_a_plan_stand_in_their_order_each_once():
+    plan = make_plan()
+    names = [name for _, name, _ in STAGES]
+    assert stage_names(plan) == names
+    replay = plan_with(plan, make_replay(2, "oversample", make_letter("q1")))
+    assert [entry.stage for entry in replay.stages] == [
+        "log_lines", "queries", "oversample", "oversample", "rescue_searches", "context", "context",
+    ]  # fmt: skip
+    assert stage_names(replay) == names
+
+
 def test_a_stage_is_found_by_name_or_the_names_are_told():
-    plan = make_plan()
-    assert stage_entry(plan, "oversample").number == 1
-    with pytest.raises(ConfigurationError, match="want one of log_lines, queries, oversample, rescue_searches"):
-        stage_entry(plan, "over_sample")
-
-
-def test_manifests_are_one_a_part_and_none_where_nothing_is_committed(store):
-    plan = make_plan()
-    commit_all(store, plan, but=(("queries", 0),))
-    assert [found and found.shard for found in manifests(store, plan, plan.stages[1])] == [None, 1]
-    assert [found.rows for found in manifests(store, plan, plan.stages[2])] == [3, 2]
-
-
-def test_leftovers_of_a_deleted_run_of_the_same_name_are_refused(store, finished):
-    store.delete("runs/run-a/run.json")
-    changed = [
-        entry.model_copy(update={"inputs": {**entry.inputs, "params": {"sigma": 0.2}}}) if entry.number else entry
-        for entry in finished.stages
-    ]
-    plan = make_plan(stages=changed)
-    create_run(store, plan)
-    assert len(manifests(store, plan, plan.stages[0])) == 1
-    path = manifest_path("run-a", 1, "oversample", 0)
+    plan = plan_with(make_plan(), make_replay(2, "context", make_letter("q1", "context")))
+    assert [entry.number for entry in stage_entries(plan, "oversample")] == [1]
+    assert [(entry.number, entry.shards) for entry in stage_entries(plan, "context")] == [
+        (3, range(2)), (3, range(2, 3)),
+    ]  # fmt: skip
     with pytest.raises(
-        CorruptArtifactError, match="was made under another plan than the run's: got another params"
-    ) as caught:
-        manifests(store, plan, plan.stages[2])
-    assert caught.value.where == path
-    with pytest.raises(CorruptArtifactError):
-        verdict(store, plan)
-    assert [finding == "ok" for _, finding in verify(store, plan)] == [True, True, True, False, False, False]
+        ConfigurationError,
+        match="got over_sample, want one of log_lines, queries, oversample, rescue_searches, context",
+    ):
+        stage_entries(plan, "over_sample")
 
 
-def test_a_run_with_nothing_committed_is_interrupted(store):
-    create_run(store, make_plan())
-    found = verdict(store, make_plan())
-    assert found.verdict == "interrupted"
-    assert [stage.missing for stage in found.stages] == [1, 2, 2, 1]
+@given(queries=st.integers(0, 200), shard_size=st.integers(1, 60))
+@settings(max_examples=200, deadline=None)
+def test_shards_are_full_but_for_the_last_and_hold_all_queries(queries, shard_size):
+    shards = max(1, -(-queries // shard_size))
+    plan = make_plan(shards=shards, shard_size=shard_size)
+    entry = entry_of(plan, "oversample").model_copy(update={"rows": queries, "parts": shards})
+    rows = [planned_rows(plan, entry, part) for part in entry.shards]
+    assert sum(rows) == queries
+    assert all(row == shard_size for row in rows[:-1])
+    assert 0 <= rows[-1] <= shard_size
 
 
-def test_a_run_with_everything_committed_is_complete(store, finished):
-    found = verdict(store, finished)
-    assert found.verdict == "complete"
-    assert [(stage.stage, stage.rows_in, stage.rows_out) for stage in found.stages] == [
-        ("log_lines", 7, 7), ("queries", 5, 5), ("oversample", 5, 5), ("rescue_searches", 5, 4),
+def test_lines_are_one_part_and_what_only_the_stage_can_know_is_not_planned():
+    plan = make_plan(bad_lines=2)
+    assert planned_rows(plan, entry_of(plan, "log_lines"), 0) == 9
+    assert [planned_rows(plan, entry_of(plan, "queries"), part) for part in (0, 1)] == [3, 2]
+    assert planned_rows(plan, entry_of(plan, "rescue_searches"), 0) is None
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    stages=st.lists(st.sampled_from(["queries", "oversample", "context"]), min_size=5, max_size=5),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_shard_that_replays_is_planned_for_the_queries_it_replays(sizes, stages):
+    chosen = sorted(stages[: len(sizes)], key=["queries", "oversample", "context"].index)
+    replays = [
+        Replay(
+            shard=shard, from_stage=stage, attempt=2,
+            queries=[ReplayedQuery(query_id=f"q{n}", shard=0, log_lines=1) for n in range(size)],
+        )
+        for shard, (size, stage) in enumerate(zip(sizes, chosen, strict=True), start=2)
     ]  # fmt: skip
-    assert [(stage.computed, stage.borrowed, stage.missing, stage.seconds) for stage in found.stages] == [
-        (1, 0, 0, 0.5), (2, 0, 0, 1.0), (2, 0, 0, 1.0), (1, 0, 0, 0.5),
+    plan = plan_with(make_plan(), *replays)
+    for name in ("queries", "oversample", "context"):
+        first, *added = stage_entries(plan, name)
+        assert [planned_rows(plan, first, part) for part in first.shards] == [3, 2]
+        planned = {part: planned_rows(plan, entry, part) for entry in added for part in entry.shards}
+        order = ["queries", "oversample", "context"]
+        wanted = {
+            replay.shard: len(replay.queries)
+            for replay in replays
+            if order.index(replay.from_stage) <= order.index(name)
+        }
+        assert planned == wanted
+        assert sum(planned.values()) == sum(entry.rows for entry in added)
+
+
+def test_a_shard_of_the_first_pass_replays_nothing():
+    replay = make_replay(2, "oversample", make_letter("q1"))
+    plan = plan_with(make_plan(), replay)
+    assert [replay_of(plan, part) for part in range(4)] == [None, None, replay, None]
+    assert replay_of(make_plan(), 2) is None
+
+
+def test_the_manifests_of_a_stage_are_those_of_its_shards_and_of_its_replays(store):
+    plan = replay_everything(store, with_dead_letters(store))
+    commit_all(store, plan)
+    places = {name: [manifest.shard for manifest in stage_manifests(store, plan, name)] for name in stage_names(plan)}
+    assert places == {
+        "log_lines": [0], "queries": [0, 1], "oversample": [0, 1, 2], "rescue_searches": [0], "context": [0, 1, 2, 3],
+    }  # fmt: skip
+
+
+def test_a_part_of_a_stage_that_is_not_there_is_named(store):
+    plan = make_plan()
+    commit_all(store, plan, but=[("context", 1)])
+    with pytest.raises(MissingArtifactError) as caught:
+        list(stage_manifests(store, plan, "context"))
+    assert str(caught.value) == (
+        "run run-a, stage context: is not finished: got no part 1. Run `dartflow resume run-a`."
+    )
+    with pytest.raises(ConfigurationError, match="has no such stage"):
+        list(stage_manifests(store, plan, "rerank"))
+
+
+def test_dead_letters_are_told_in_the_order_of_stages_and_parts(store):
+    plan = make_plan(bad_lines=2)
+    assert open_letters(store, plan) == []
+    taken = {("queries", 1): ["q3"], ("oversample", 0): ["q2", "q0"], ("oversample", 1): ["q4"]}
+    commit_all(store, plan, taken=taken)
+    letters = open_letters(store, plan)
+    assert [(letter.stage, letter.shard, letter.query_id or letter.line_number) for letter in letters] == [
+        ("log_lines", 0, 0), ("log_lines", 0, 1), ("queries", 1, "q3"), ("oversample", 0, "q2"),
+        ("oversample", 0, "q0"), ("oversample", 1, "q4"),
     ]  # fmt: skip
-    assert (found.run_id, found.log_lines, found.distinct_queries, found.dead_letters) == ("run-a", 7, 5, 0)
-    assert (found.snapshot_id, found.access_control) == ("corpus-1", False)
-    assert found.results == f"{store.uri}/runs/run-a/02-rescue_searches"
+    assert [letter.log_lines for letter in letters] == [1, 1, 1, 2, 2, 1]
 
 
-@pytest.mark.parametrize("missing", [(stage, part) for _, stage, parts in STAGES for part in range(parts)])
-def test_a_run_that_misses_any_artifact_is_interrupted(store, missing):
-    plan = make_plan()
-    create_run(store, plan)
-    commit_all(store, plan, but=(missing,))
-    assert verdict(store, plan).verdict == "interrupted"
-    assert {stage.stage: stage.missing for stage in verdict(store, plan).stages if stage.missing} == {missing[0]: 1}
+def test_what_was_replayed_is_no_open_dead_letter_any_more(store):
+    parent = with_dead_letters(store)
+    assert [letter.query_id for letter in open_letters(store, parent)] == [None, "q1", "q2", "q4"]
+    plan = replay_everything(store, parent)
+    assert [letter.query_id for letter in open_letters(store, plan)] == [None]
+    assert [letter.query_id for letter in open_letters(store, parent)] == [None, "q1", "q2", "q4"]
 
 
-def test_a_parquet_file_without_a_manifest_is_not_committed(store, finished):
-    store.delete(manifest_path("run-a", 1, "oversample", 1))
-    assert verdict(store, finished).verdict == "interrupted"
+def test_a_query_that_fails_again_is_a_dead_letter_of_its_replay(store):
+    plan = replay_everything(store, with_dead_letters(store))
+    commit_all(store, plan, taken={("oversample", 2): ["q2"], ("context", 2): ["q1"]})
+    _, *letters = open_letters(store, plan)
+    assert [(letter.run_id, letter.stage, letter.shard, letter.query_id, letter.attempt) for letter in letters] == [
+        ("run-b", "oversample", 2, "q2", 2), ("run-b", "context", 2, "q1", 2),
+    ]  # fmt: skip
+    last = plan_with(plan, make_replay(4, "oversample", letters[0]), make_replay(5, "context", letters[1]), run_id="c")
+    borrow_all(store, plan, last)
+    commit_all(store, last)
+    assert [letter.query_id for letter in open_letters(store, last)] == [None]
 
 
-def test_a_held_run_is_running_whatever_else_is_true(store, finished):
-    with hold(store, "run-a"):
-        assert verdict(store, finished).verdict == "running"
-        store.delete(manifest_path("run-a", 1, "oversample", 1))
-        record_failure(store, "run-a", StageError("here", "broke", next_step="Go."))
-        assert verdict(store, finished).verdict == "running"
-    assert verdict(store, finished).verdict == "failed"
+def test_the_same_query_of_another_shard_or_stage_stays_a_dead_letter(store):
+    parent = with_dead_letters(store)
+    _, first, *_ = open_letters(store, parent)
+    for elsewhere in ({"shard": 1}, {"query_id": "q0"}):
+        other = make_replay(2, "oversample", first.model_copy(update=elsewhere))
+        plan = parent.model_copy(update={"run_id": "run-b", "replays": [other]})
+        commit_all(store, plan, taken=TAKEN)
+        assert first.query_id in [letter.query_id for letter in open_letters(store, plan)]
+        for path in store.files("runs/run-b"):
+            store.delete(path)
+    plan = parent.model_copy(update={"run_id": "run-b", "replays": [make_replay(2, "context", first)]})
+    commit_all(store, plan, taken=TAKEN)
+    assert first.query_id in [letter.query_id for letter in open_letters(store, plan)]
 
 
-def test_a_stale_lease_is_not_a_running_run(store, finished):
-    entry = b'{"holder": "gone:1", "beat_at": %d}'
-    store.write("runs/run-a/lease.json", entry % (time.time() - 3600))
-    assert verdict(store, finished).verdict == "complete"
-    store.write("runs/run-a/lease.json", entry % time.time())
-    assert verdict(store, finished).verdict == "running"
+def test_very_many_replayed_dead_letters_are_told_apart_quickly(store):
+    plan = make_plan(log_lines=10_000)
+    letters = [make_letter(f"q{number}", original="?") for number in range(10_000)]
+    plan = plan.model_copy(update={"replays": [make_replay(2, "oversample", *letters[:-1])]})
+    commit_all(store, plan, but=[("oversample", 0)])
+    entry = entry_of(plan, "oversample")
+    commit_part(store, plan, entry, 0, letters=letters)
+    started = time.perf_counter()
+    assert open_letters(store, plan) == letters[-1:]
+    assert time.perf_counter() - started < 10
 
 
-def test_a_run_that_was_stopped_by_an_error_is_failed_until_the_note_is_cleared(store):
-    plan = make_plan()
-    commit_all(store, plan, but=(("oversample", 1),))
-    record_failure(store, "run-a", StageError("stage oversample", "stopped", next_step="Go."))
-    assert verdict(store, plan).verdict == "failed"
-    assert b"stage oversample: stopped. Go." in store.read("runs/run-a/failure.json")
+def test_a_damaged_manifest_is_refused_before_its_dead_letters_are_read(store):
+    plan = with_dead_letters(store)
+    rewrite(store, plan, "oversample", 0, shard=1)
+    with pytest.raises(CorruptArtifactError, match="belongs to another artifact") as caught:
+        open_letters(store, plan)
+    assert caught.value.where == path_of(plan, "oversample")
+
+
+def test_what_stopped_a_run_is_noted_until_the_note_is_cleared(store):
+    assert failure_of(store, "run-a") is None
+    clear_failure(store, "run-a")
+    error = StageError("stage oversample", "stopped \ud83d", next_step="Go.")
+    error.__cause__ = KeyError("chunk")
+    record_failure(store, "run-a", error)
+    assert failure_of(store, "run-a") == "stage oversample: stopped \ud83d. Go."
+    note = json.loads(store.read("runs/run-a/failure.json"))
+    assert note["kind"] == "StageError"
+    assert "KeyError: 'chunk'" in "".join(note["traceback"])
     clear_failure(store, "run-a")
     clear_failure(store, "run-a")
-    assert verdict(store, plan).verdict == "interrupted"
+    assert failure_of(store, "run-a") is None
 
 
-@pytest.mark.parametrize(("letters", "want"), [(0, "complete"), (1, "partial"), (2, "partial"), (3, "failed")])
-def test_dead_letters_make_a_run_partial_and_above_the_budget_failed(store, letters, want):
-    plan = make_plan(dead_letters=letters)
-    commit_all(store, plan)
-    write_dead_letters(store, "run-a", "log_lines", [make_letter(number) for number in range(letters)])
-    found = verdict(store, plan)
-    assert (found.verdict, found.dead_letters, found.stages[0].dead_letters) == (want, letters, letters)
-    assert verify(store, plan)[-1] == ("rescue_searches/part-00000", "ok")
-
-
-def test_a_lost_file_of_dead_letters_does_not_make_a_run_complete(store):
-    plan = make_plan(dead_letters=2)
-    commit_all(store, plan)
-    write_dead_letters(store, "run-a", "log_lines", [make_letter(1)])
-    assert verdict(store, plan).verdict == "partial"
-    assert verify(store, plan)[-1][0] == "dead_letters"
-    assert "got 1, want 2" in verify(store, plan)[-1][1]
-    store.delete("runs/run-a/dead_letters/log_lines.jsonl")
-    assert verdict(store, plan).dead_letters == 2
-
-
-def test_borrowed_parts_are_counted_apart_and_take_no_time(store, finished):
-    plan = make_plan("run-b")
-    create_run(store, plan)
-    commit_all(store, plan, but=(("queries", 0), ("queries", 1), ("oversample", 0)))
-    for number, stage, part in ((0, "queries", 0), (0, "queries", 1), (1, "oversample", 0)):
-        borrow(store, read_manifest(store, "run-a", number, stage, part), run_id="run-b", number=number)
-    found = verdict(store, plan)
-    assert found.verdict == "complete"
-    assert [(stage.computed, stage.borrowed, stage.seconds) for stage in found.stages] == [
-        (1, 0, 0.5), (0, 2, 0.0), (1, 1, 0.5), (1, 0, 0.5),
-    ]  # fmt: skip
-    assert all(finding == "ok" for _, finding in verify(store, plan))
-
-
-def test_dead_letters_are_read_in_the_order_they_were_written_stage_by_stage(store):
-    assert read_dead_letters(store, "run-a") == []
-    later, first = [make_letter(9)], [make_letter(3), make_letter(1), make_letter(2)]
-    write_dead_letters(store, "run-a", "oversample", later)
-    write_dead_letters(store, "run-a", "log_lines", first)
-    assert read_dead_letters(store, "run-a") == first + later
-    write_dead_letters(store, "run-a", "log_lines", [])
-    assert read_dead_letters(store, "run-a") == later
-
-
-LINE_ENDS = st.sampled_from("\n\r\v\f\x1c\x85\u2028\u2029")
-ANY_TEXT = st.lists(LINE_ENDS | st.characters(exclude_categories=["Cs"]), max_size=8).map("".join)
-
-
-@given(originals=st.lists(ANY_TEXT, max_size=4))
-@settings(max_examples=60, deadline=None)
-def test_any_original_comes_back_from_a_dead_letter(originals, tmp_path_factory):
-    store = Store(str(tmp_path_factory.mktemp("letters")))
-    letters = [make_letter(number, original) for number, original in enumerate(originals)]
-    write_dead_letters(store, "run-a", "log_lines", letters)
-    assert read_dead_letters(store, "run-a") == letters
-
-
-def test_a_damaged_dead_letter_is_refused_by_file_and_line(store):
-    write_dead_letters(store, "run-a", "log_lines", [make_letter(1), make_letter(2)])
-    path = "runs/run-a/dead_letters/log_lines.jsonl"
-    good = store.read(path)
-    for bad, line in ((good.replace(b'"line_number":2', b'"line_number":x'), 2), (b"\n" + good, 1), (good[:-9], 2)):
-        store.write(path, bad)
-        with pytest.raises(CorruptArtifactError) as caught:
-            read_dead_letters(store, "run-a")
-        assert caught.value.where == f"{path}, line {line}"
-
-
-def test_verify_names_every_planned_part_in_order(store, finished):
-    names = [
-        "log_lines/part-00000", "queries/part-00000", "queries/part-00001", "oversample/part-00000",
-        "oversample/part-00001", "rescue_searches/part-00000",
-    ]  # fmt: skip
-    assert verify(store, finished) == [(name, "ok") for name in names]
-
-
-def test_verify_finds_each_damaged_artifact_by_name(store, finished):
-    places = [(number, stage, part) for number, stage, parts in STAGES for part in range(parts)]
-    chance = random.Random(0)
-    for number, stage, part in places:
-        manifest = read_manifest(store, "run-a", number, stage, part)
-        for path in (manifest.file, manifest_path("run-a", number, stage, part)):
-            good = store.read(path)
-            place = chance.randrange(len(good))
-            flipped = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
-            for bad in (flipped, good[:place], None):
-                if bad is None:
-                    store.delete(path)
-                else:
-                    store.write(path, bad)
-                findings = dict(verify(store, finished))
-                wrong = {name: finding for name, finding in findings.items() if finding != "ok"}
-                assert list(wrong) == [f"{stage}/part-{part:05d}"]
-                (finding,) = wrong.values()
-                assert finding.startswith(path) or (finding == "not committed" and path.endswith(".json"))
-            store.write(path, good)
-    assert {finding for _, finding in verify(store, finished)} == {"ok"}
-
-
-def test_verify_finds_two_swapped_files(store, finished):
-    files = [manifests(store, finished, finished.stages[2])[part].file for part in (0, 1)]
-    data = [store.read(file) for file in files]
-    store.write(files[0], data[1])
-    store.write(files[1], data[0])
-    wrong = {name: finding for name, finding in verify(store, finished) if finding != "ok"}
-    assert list(wrong) == ["oversample/part-00000", "oversample/part-00001"]
-    assert [finding.startswith(file) for finding, file in zip(wrong.values(), files, strict=True)] == [True, True]
-
-
-def test_verify_looks_into_the_data_and_not_only_at_the_bytes(store, finished):
-    path = manifest_path("run-a", 1, "oversample", 0)
-    manifest = read_manifest(store, "run-a", 1, "oversample", 0)
-    store.write(path, sealed(manifest.model_copy(update={"logical_digest": "0" * 64})))
-    assert "holds other data" in dict(verify(store, finished))["oversample/part-00000"]
-
-
-def test_verify_tells_what_is_not_committed(store):
-    plan = make_plan()
-    commit_all(store, plan, but=(("oversample", 1),))
-    assert dict(verify(store, plan))["oversample/part-00001"] == "not committed"
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"null", b"[]", b"{}", b'"error"', b'{"kind": "StageError"}'])
+def test_a_note_that_cannot_be_read_is_still_a_failure(store, data):
+    store.write("runs/run-a/failure.json", data)
+    assert failure_of(store, "run-a") == "a failure whose note cannot be read: runs/run-a/failure.json"

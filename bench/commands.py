@@ -1,0 +1,62 @@
+"""Commands that only look, from process start to end, on a run of 1,000 shards: `python -m bench.commands`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bench.child import output_of
+from bench.generate import Sizes
+from bench.results import Check, Claim, Comparison, run
+from bench.stores import forget, prepared, whole_run
+from bench.timing import Work, in_turn
+from flows.cli import app
+
+LIBRARIES = 'python -c "import pyarrow, pydantic"'
+
+
+def estimate_is_built() -> bool:
+    """Whether the command line has `estimate`."""
+    return any(command.name == "estimate" for command in app.registered_commands)
+
+
+def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comparison is called alike
+    """Times `status --json` and `rerun --dry-run` beside the import of two libraries that they stand on."""
+    shards = 20 if small else 1_000
+    found = prepared(work, Sizes(chunks=600, queries=shards, dimension=32))
+    plan, _ = whole_run(found, found.queries, "run.shard_size=1")
+    at = [plan.run_id, "--store", str(found.folder / "store")]
+    lines = {
+        "status --json": ["-m", "flows.cli", "status", *at, "--json"],
+        "rerun --dry-run": ["-m", "flows.cli", "rerun", *at, "--dry-run", "--json"],
+        LIBRARIES: ["-c", "import pyarrow, pydantic"],
+    }
+
+    def work_of(words: list[str]) -> Work:
+        return lambda _number: len([output_of(words)])
+
+    sides = {name: work_of(words) for name, words in lines.items()}
+    status = json.loads(output_of(lines["status --json"]))
+    dry_run = json.loads(output_of(lines["rerun --dry-run"]))
+    times = in_turn(sides, rounds=1 if small else 5, unit="ms")
+    right = [
+        status["verdict"] == "complete" and status["stages"][-1]["computed"] == shards,
+        all(not stage["computed"] for stage in dry_run["stages"]),
+    ]
+    forget(found, plan)
+    estimate = "the command measured here is not written yet" if estimate_is_built() else "the command is not built yet"
+    return Comparison(
+        name="commands",
+        title="Commands that only look",
+        settings={"shards": shards, "time": "from the start of the process to its end"},
+        claims=[
+            *(Claim(what=f"{name} / {LIBRARIES}", above=times[name], below=times[LIBRARIES], wanted=3, bound="at most")
+              for name in lines if name != LIBRARIES),
+            Claim(what="estimate QUERIES: estimated / measured time of a run", missing=estimate),
+        ],
+        checks=[Check(what="commands that tell the truth about the run", share=sum(right) / 2, compared=2)],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    run(compare)

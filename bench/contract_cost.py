@@ -1,0 +1,117 @@
+"""What contracts and checkpoints cost, a run through the store against the same stages in memory.
+
+`python -m bench.contract_cost`
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from bench.generate import Sizes
+from bench.results import Check, Claim, Comparison, cores, run
+from bench.stores import Prepared, forget, prepared, table_of, whole_run
+from bench.timing import in_turn
+from checkpoints.corpora import current_snapshot_id, load_snapshot
+from contracts.manifest import RunPlan
+from flows.executor import map_shards
+from flows.fingerprint import params_of
+from flows.planning import open_query_log
+from flows.resources import Resources
+from flows.settings import Settings
+from loading.query_log import embed_queries
+from stages.pipeline import RUNS_ONCE, numbered_stages
+from stages.stage import Stage
+
+# Assignments by how many dense candidates they give, and what is wanted.
+CANDIDATES = {30: ((), 1.15), 100: (("oversample.oversampling=10",), None)}
+
+
+def in_memory(found: Prepared, queries: Path, settings: Settings) -> list[dict[str, pa.Table]]:
+    """The tables of every shard, by stage: no checks, no files, the same threads.
+
+    The log is read and the corpus opened as the run does it.
+    """
+    store = found.store
+    snapshot = load_snapshot(store, current_snapshot_id(store))
+    resources = Resources(store, settings, snapshot.snapshot_id)
+    log, size = open_query_log(queries, settings, snapshot), settings.run.shard_size
+    table = embed_queries(log.queries, log.vectors, None)
+    shards = [{"queries": table.slice(start, size)} for start in range(0, len(table), size)]
+    for _, stage in numbered_stages():
+        needs = resources.of(stage)
+        if stage.name in RUNS_ONCE:
+            everything = {name: pa.concat_tables([tables[name] for tables in shards]) for name in stage.reads}
+            shared = stage.run(**everything, **needs, params=params_of(settings, stage)).table
+            for tables in shards:
+                tables[stage.name] = shared
+        else:
+            work = partial(_run_shard, shards, stage, needs, settings)
+            map_shards(work, range(len(shards)), settings.executor, lambda _done: None)
+    return shards
+
+
+def _run_shard(
+    shards: list[dict[str, pa.Table]], stage: Stage, needs: dict[str, object], settings: Settings, shard: int
+) -> None:
+    inputs = {name: shards[shard][name] for name in stage.reads}
+    shards[shard][stage.name] = stage.run(**inputs, **needs, params=params_of(settings, stage)).table
+
+
+def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comparison is called alike
+    """Times both at 30 and at 100 candidates a query."""
+    sizes = Sizes(chunks=600, queries=300, dimension=32) if small else Sizes(chunks=10_000, queries=20_000)
+    found, lines = prepared(work, sizes), 300 if small else 4_000
+    queries = found.log_of(lines)
+    result = Comparison(
+        name="contract_cost",
+        title="Contracts and checkpoints",
+        settings={
+            "chunks": sizes.chunks, "dimension": sizes.dimension, "distinct queries": lines, "threads": cores(),
+            "settings": "the defaults, vectors given, no cross-encoder",
+            "in memory": "the same stage functions over the same shards, without plan, checks and files",
+        },
+    )  # fmt: skip
+    for candidates, (assignments, wanted) in CANDIDATES.items():
+        settings, plans, tables = found.settings(*assignments), list[RunPlan](), list[list[dict[str, pa.Table]]]()
+
+        def through_store(
+            _number: int, assignments: tuple[str, ...] = assignments, plans: list[RunPlan] = plans
+        ) -> int:
+            if plans:
+                forget(found, plans.pop())
+            plans.append(whole_run(found, queries, *assignments)[0])
+            return lines
+
+        def memory(
+            _number: int, settings: Settings = settings, tables: list[list[dict[str, pa.Table]]] = tables
+        ) -> int:
+            tables[:] = [in_memory(found, queries, settings)]
+            return lines
+
+        sides = {"run through the store": through_store, "stages in memory": memory}
+        through_store(0)  # compiles
+        times = in_turn(sides, rounds=1 if small else 5)
+        result.claims.append(Claim(
+            what=f"{candidates} candidates: run through the store / stages in memory", bound="at most", wanted=wanted,
+            above=times["run through the store"], below=times["stages in memory"],
+        ))  # fmt: skip
+        result.checks += _same_tables(found, plans[0], tables[0], candidates)
+        forget(found, plans[0])
+    return result
+
+
+def _same_tables(found: Prepared, plan: RunPlan, shards: list[dict[str, pa.Table]], candidates: int) -> list[Check]:
+    """Whether both ways give the same tables."""
+    stages = [stage.name for _, stage in numbered_stages() if stage.name not in RUNS_ONCE]
+    same = sum(
+        table_of(found, plan, name).equals(pa.concat_tables([tables[name] for tables in shards])) for name in stages
+    )
+    what = f"{candidates} candidates: stages whose table in the store is the one in memory"
+    return [Check(what=what, share=same / len(stages), compared=len(stages))]
+
+
+if __name__ == "__main__":
+    run(compare)

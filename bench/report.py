@@ -1,0 +1,92 @@
+"""Report: the tables of docs/benchmarks.md, made from bench/results.json alone: `python -m bench.report`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.results import ROOT, Claim, Comparison, load
+from bench.timing import Sample
+
+PAGE = ROOT / "docs" / "benchmarks.md"
+_BEGIN, _END = "<!-- written by bench.report: begin -->", "<!-- written by bench.report: end -->"
+
+# The order of the page, and of `python -m bench`.
+COMPARISONS = (
+    "selection", "keyword_search", "fusion", "whole_run", "scifact", "contract_cost", "prefect_cost", "growth",
+    "deduplication", "rerun", "commands",
+)  # fmt: skip
+
+# Packages whose versions the page tells; the file has them all.
+_TOLD = (
+    "numpy", "numba", "scipy", "pyarrow", "faiss-cpu", "pydantic", "prefect", "rank-bm25", "bm25s", "pyversity", "ranx",
+    "llama-index-core",
+)  # fmt: skip
+
+
+def page_text(results: dict[str, Any]) -> str:
+    """The generated part of the page."""
+    found = results["comparisons"]
+    known = [name for name in COMPARISONS if name in found]
+    parts = [_machine(found[name]["machine"]) for name in known[:1]]
+    parts += [_section(Comparison.model_validate({k: v for k, v in found[name].items() if k != "machine"}))
+              for name in known]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {machine['packages'][name]}" for name in _TOLD if name in machine["packages"])
+    return (
+        f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
+        f"Python {machine['python']}; {packages}. Load when it began: {machine['load_average']}.\n"
+    )
+
+
+def _section(comparison: Comparison) -> str:
+    settings = "; ".join(f"{name} {value}" for name, value in comparison.settings.items())
+    lines = [
+        f"### {comparison.title}\n",
+        f"`python -m bench.{comparison.name}`, {comparison.seconds:.0f} s. {settings}.\n",
+    ]
+    lines += ["| what | ratio (lowest to highest) | wanted | | medians (quartiles) |", "|---|---|---|---|---|"]
+    lines += [_row(claim) for claim in comparison.claims]
+    if comparison.checks:
+        lines += ["", "| checked in the same run | share | of |", "|---|---|---|"]
+        lines += [f"| {check.what} | {check.share:.4f} | {check.compared} |" for check in comparison.checks]
+    for table in comparison.tables:
+        lines += [f"\n{table.title}:\n", f"| {' | '.join(table.columns)} |", f"|{'---|' * len(table.columns)}"]
+        lines += [f"| {' | '.join(row)} |" for row in table.rows]
+    lines += [f"\n{note}" for note in comparison.notes]
+    return "\n".join(lines) + "\n"
+
+
+def _row(claim: Claim) -> str:
+    wanted = "" if claim.wanted is None else f"{claim.bound} {claim.wanted:g}"
+    if claim.spread is None or claim.above is None or claim.below is None:
+        return f"| {claim.what} | {claim.missing} | {wanted} | | |"
+    low, median, high = claim.spread
+    met = {True: "met", False: "**not met**", None: ""}[claim.met]
+    return (
+        f"| {claim.what} | {_figure(median)} ({_figure(low)} to {_figure(high)}) | {wanted} | {met} "
+        f"| {_side(claim.above)}; {_side(claim.below)} |"
+    )
+
+
+def _side(sample: Sample) -> str:
+    lower, upper = sample.quartiles
+    return f"{sample.name}: {_figure(sample.median)} {sample.unit} ({_figure(lower)} to {_figure(upper)})"
+
+
+def _figure(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def write_page() -> None:
+    """Puts the tables between the markers of docs/benchmarks.md."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(_BEGIN)
+    _, after = rest.split(_END)
+    PAGE.write_text(f"{before}{_BEGIN}\n{page_text(load())}{_END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_page()

@@ -1,0 +1,1 @@
+"""The commands of `dartflow`, a file for each kind; `flows.cli` puts them together."""
