@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The benchmarks stand beside other projects, which need an environment of their own.
+BENCH_VENV ?= .venv-bench
+BENCH_STAMP := $(BENCH_VENV)/.installed
 
-.PHONY: help demo test test-crash lint quality lock clean
+.PHONY: help demo test test-crash lint quality bench lock clean
 
 help:            ## Show this list.
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*## */\t/'
@@ -33,9 +36,19 @@ lint: $(STAMP)   ## Check format, style, types and the direction of imports.
 quality: $(STAMP)  ## Measure every ranking on real data: make quality DATA=FOLDER.
 	$(BIN)/python -m bench.quality $(DATA)
 
+# --no-deps: the lock is whole, and one of its packages asks for an older PyStemmer, see pyproject.toml.
+$(BENCH_STAMP): requirements-bench.lock
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-bench.lock
+	@touch $@
+
+bench: $(BENCH_STAMP)  ## Measure speed beside other projects, on quiet cores: some 20 minutes.
+	$(BENCH_VENV)/bin/python -m bench
+
 lock: $(STAMP)   ## Write the lock files anew from pyproject.toml.
 	$(BIN)/uv pip compile pyproject.toml --python-version 3.11 --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet -o requirements.lock
 	$(BIN)/uv pip compile pyproject.toml --group dev --python-version 3.11 --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet -c requirements.lock -o requirements-dev.lock
+	$(BIN)/uv pip compile pyproject.toml --group bench --python-version 3.11 --universal --generate-hashes --no-header --no-annotate --no-emit-index-url --quiet -c requirements.lock -o requirements-bench.lock
 
 clean:           ## Remove the virtual environment, stores and caches.
-	rm -rf $(VENV) .dartflow .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH_VENV) .dartflow .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

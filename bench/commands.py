@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from bench.child import output_of
-from bench.generate import Sizes
 from bench.results import Check, Claim, Comparison, run
 from bench.stores import forget, prepared, whole_run
 from bench.timing import Work, in_turn
+from bench.topics import Sizes
 from flows.cli import app
 
 LIBRARIES = 'python -c "import pyarrow, pydantic"'

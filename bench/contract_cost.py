@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from bench.generate import Sizes
 from bench.results import Check, Claim, Comparison, cores, run
 from bench.stores import Prepared, forget, prepared, table_of, whole_run
 from bench.timing import in_turn
+from bench.topics import Sizes
 from checkpoints.corpora import current_snapshot_id, load_snapshot
 from contracts.manifest import RunPlan
 from flows.executor import map_shards
@@ -75,42 +76,45 @@ def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comp
         },
     )  # fmt: skip
     for candidates, (assignments, wanted) in CANDIDATES.items():
-        settings, plans, tables = found.settings(*assignments), list[RunPlan](), list[list[dict[str, pa.Table]]]()
-
-        def through_store(
-            _number: int, assignments: tuple[str, ...] = assignments, plans: list[RunPlan] = plans
-        ) -> int:
-            if plans:
-                forget(found, plans.pop())
-            plans.append(whole_run(found, queries, *assignments)[0])
-            return lines
-
-        def memory(
-            _number: int, settings: Settings = settings, tables: list[list[dict[str, pa.Table]]] = tables
-        ) -> int:
-            tables[:] = [in_memory(found, queries, settings)]
-            return lines
-
-        sides = {"run through the store": through_store, "stages in memory": memory}
-        through_store(0)  # compiles
-        times = in_turn(sides, rounds=1 if small else 5)
-        result.claims.append(Claim(
-            what=f"{candidates} candidates: run through the store / stages in memory", bound="at most", wanted=wanted,
-            above=times["run through the store"], below=times["stages in memory"],
-        ))  # fmt: skip
-        result.checks += _same_tables(found, plans[0], tables[0], candidates)
-        forget(found, plans[0])
+        claim, check = _measured(found, queries, assignments, candidates, rounds=1 if small else 5)
+        result.claims.append(claim.model_copy(update={"wanted": wanted}))
+        result.checks.append(check)
     return result
 
 
-def _same_tables(found: Prepared, plan: RunPlan, shards: list[dict[str, pa.Table]], candidates: int) -> list[Check]:
+def _measured(
+    found: Prepared, queries: Path, assignments: Sequence[str], candidates: int, rounds: int
+) -> tuple[Claim, Check]:
+    """Times both ways at one number of candidates, and holds their tables side by side."""
+    settings, plans, tables = found.settings(*assignments), list[RunPlan](), list[dict[str, pa.Table]]()
+
+    def through_store(_number: int) -> int:
+        if plans:
+            forget(found, plans.pop())
+        plans.append(whole_run(found, queries, *assignments)[0])
+        return plans[0].distinct_queries
+
+    def memory(_number: int) -> int:
+        tables[:] = in_memory(found, queries, settings)
+        return plans[0].distinct_queries
+
+    through_store(0)  # compiles
+    times = in_turn({"run through the store": through_store, "stages in memory": memory}, rounds)
+    above, below = times.values()
+    what = f"{candidates} candidates: {above.name} / {below.name}"
+    check = _same_tables(found, plans[0], tables, candidates)
+    forget(found, plans[0])
+    return Claim(what=what, bound="at most", above=above, below=below), check
+
+
+def _same_tables(found: Prepared, plan: RunPlan, shards: list[dict[str, pa.Table]], candidates: int) -> Check:
     """Whether both ways give the same tables."""
     stages = [stage.name for _, stage in numbered_stages() if stage.name not in RUNS_ONCE]
     same = sum(
         table_of(found, plan, name).equals(pa.concat_tables([tables[name] for tables in shards])) for name in stages
     )
     what = f"{candidates} candidates: stages whose table in the store is the one in memory"
-    return [Check(what=what, share=same / len(stages), compared=len(stages))]
+    return Check(what=what, share=same / len(stages), compared=len(stages))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.generate import Sizes
 from bench.results import Check, Claim, Comparison, cores, run
 from bench.stores import Prepared, forget, prepared, whole_run
 from bench.timing import in_turn
+from bench.topics import Sizes
 
 SHARE = 0.4
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from bench.child_run import child_run
-from bench.generate import Sizes
 from bench.results import Claim, Comparison, Table, cores, run
 from bench.stores import prepared
 from bench.timing import Sample
+from bench.topics import Sizes
 
 TIMES = 10
 BASE, QUERIES, CHUNKS = "base", "10 x the queries", "10 x the chunks"

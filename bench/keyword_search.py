@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from rank_bm25 import BM25Okapi
 
-from bench.generate import Sizes, blocks, chunk_table, query_table
+from bench.generate import chunk_table, query_table
 from bench.reference import Array, best_by_bm25
 from bench.results import Check, Claim, Comparison, cores, not_installed, peer, run
 from bench.timing import Work, in_turn
+from bench.topics import Sizes, blocks
 from contracts.columns import Ragged
 from corpus.keyword_index import KeywordIndex
 from corpus.keyword_search import KeywordSearch

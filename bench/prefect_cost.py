@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 
 from bench.child import output_of
-from bench.generate import Sizes
 from bench.results import Claim, Comparison, cores, run
 from bench.stores import prepared
 from bench.timing import Sample
+from bench.topics import Sizes
 
 
 def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comparison is called alike

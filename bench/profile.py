@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import pstats
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CodeType
 from unittest.mock import patch
 
 from threadpoolctl import threadpool_limits
 
-from bench.generate import Sizes
 from bench.results import ROOT, WORK
 from bench.stores import forget, prepared, whole_run
+from bench.topics import Sizes
 from flows import engine
 from flows.settings import ExecutorParams
 
@@ -62,25 +63,28 @@ def by_stage(steps: dict[str, tuple[float, cProfile.Profile]], queries: int) -> 
     whole = sum(seconds for seconds, _ in steps.values())
     lines = ["| step | s | share | ms a query | most of it in |", "|---|---|---|---|---|"]
     for name, (seconds, profile) in sorted(steps.items(), key=lambda one: -one[1][0]):
-        hot = "; ".join(f"{where} {own:.2f} s" for own, where in hottest([profile])[:2])
+        hot = "; ".join(f"{where} {own:.2f} s" for own, where in hottest([profile])[:3])
         lines.append(f"| {name} | {seconds:.2f} | {seconds / whole:.0%} | {1000 * seconds / queries:.3f} | {hot} |")
     return "\n".join([*lines, f"| whole | {whole:.2f} | 100% | {1000 * whole / queries:.3f} | |"])
 
 
 def hottest(profiles: Sequence[cProfile.Profile]) -> list[tuple[float, str]]:
-    """(own seconds, where) of every function, hottest first; compiled kernels count for their caller."""
-    statistics = pstats.Stats(profiles[0])
-    for profile in profiles[1:]:
-        statistics.add(profile)
-    entries = statistics.get_stats_profile().func_profiles
-    return sorted(((entry.tottime, _where(entry.file_name, entry.line_number, name)) for name, entry in entries.items()), reverse=True)
+    """(seconds, where) of this project's functions with the libraries and kernels that they call, hottest first."""
+    taken: defaultdict[str, float] = defaultdict(float)
+    for profile in profiles:
+        for entry in profile.getstats():
+            where = _where(entry.code)
+            if where is not None:
+                below = sum(call.totaltime for call in entry.calls or () if _where(call.code) is not None)
+                taken[where] += entry.totaltime - below
+    return sorted(((seconds, where) for where, seconds in taken.items()), reverse=True)
 
 
-def _where(file: str, line: int, function: str) -> str:
-    path = Path(file)
-    if path.is_relative_to(ROOT) and ".venv" not in file:
-        return f"`{path.relative_to(ROOT)}:{line} {function}`"
-    return f"`{'/'.join(path.parts[-2:])} {function}`" if line else f"`{function}`"
+def _where(code: str | CodeType) -> str | None:
+    """Place and name of a function of this project; None for any other."""
+    if isinstance(code, str) or not Path(code.co_filename).is_relative_to(ROOT) or "site-packages" in code.co_filename:
+        return None
+    return f"`{Path(code.co_filename).relative_to(ROOT)}:{code.co_firstlineno} {code.co_name}`"
 
 
 def main() -> None:
@@ -94,11 +98,9 @@ def main() -> None:
     words = parser.parse_args()
     sizes = Sizes(chunks=words.chunks, queries=words.queries, dimension=words.dimension)
     steps = profiled(words.work, sizes)
-    print(
-        f"{sizes.queries} distinct queries, {sizes.chunks} chunks, {sizes.dimension} dimensions, one thread.\n"
-    )
+    print(f"{sizes.queries} distinct queries, {sizes.chunks} chunks, {sizes.dimension} dimensions, one thread.\n")
     print(by_stage(steps, sizes.queries))
-    print("\n| own s | function |\n|---|---|")
+    print("\n| s, with the libraries it calls | function |\n|---|---|")
     for own, where in hottest([profile for _, profile in steps.values()])[: words.functions]:
         print(f"| {own:.2f} | {where} |")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.generate import Sizes
 from bench.results import Check, Claim, Comparison, cores, run
 from bench.stores import Prepared, forget, prepared, table_of, whole_run
 from bench.timing import in_turn
+from bench.topics import Sizes
 from checkpoints.run import create_run, load_plan
 from contracts.manifest import RunPlan
 from flows.engine import Session

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.generate import Sizes, blocks, query_table
+from bench.generate import query_table
 from bench.reference import Array, dartboard, follows_dartboard
 from bench.results import Check, Claim, Comparison, cores, not_installed, peer, run
 from bench.timing import Work, in_turn
+from bench.topics import Sizes, blocks
 from contracts.columns import offsets_from_lengths
 from flows.executor import map_shards
 from flows.settings import ExecutorParams, RunParams

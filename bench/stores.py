@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.generate import Sizes, write
+from bench.generate import write
 from bench.reference import Array
+from bench.topics import Sizes
 from checkpoints.corpora import current_snapshot_id
 from checkpoints.run import create_run
 from checkpoints.store import Store

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from bench.generate import Sizes
 from bench.oracle import run_checks
 from bench.results import Claim, Comparison, cores, not_installed, run
 from bench.scripts import Script
 from bench.stores import forget, prepared, vectors_of, whole_run
 from bench.timing import Sample, Work, in_turn
+from bench.topics import Sizes
 
 SLOW, SINGLE, BEST = "script: FAISS, rank-bm25, loop", "script: FAISS, bm25s numba, loop", "best script: in batches"
 

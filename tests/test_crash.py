@@ -67,6 +67,7 @@ def test_the_points_cover_every_file_of_every_stage_at_every_step(scenarios: dic
     for number, name in enumerate(("first publish", "publish", "rollback"), start=1):
         assert steps(scenarios[name], " published/current.json") == torn | around("rename", *PUT)
         assert steps(scenarios[name], f" published/history/{number:06d}.json") == torn | around("link", *PUT)
+    assert steps(scenarios["gc"], f" deleting runs/{RUN}/run.json") == around("unlink", "sync_folder")
     assert steps(scenarios["ingest"], " corpora/current.json") == torn | around("rename", *PUT)
 
 
@@ -97,6 +98,7 @@ def test_a_run_that_is_killed_in_a_stage_is_finished_by_resume(
         ("first publish", "published/history"),
         ("publish", "published/current"),
         ("rollback", "published/current"),
+        ("gc", "deleting runs/r/0"),
     ],
 )
 def test_so_is_one_that_is_killed_outside_of_the_stages(
@@ -123,7 +125,7 @@ def test_so_is_one_that_is_killed_again_while_it_is_resumed(
     chance = random.Random(seed)
     ordeal = Ordeal(scenarios["run"], tmp_path)
     for _ in range(3):
-        ordeal.kill(chance.choice(ordeal.points_ahead()), power_cut=chance.random() < 0.5, chance=chance)
+        ordeal.kill_on_the_way(chance)
     ordeal.finish()
 
 

@@ -78,4 +78,5 @@ def crash_settings(folder: Path) -> Settings:
         "sparse_search": {"depth": 6},
         "family_rescue": {"plan": str(folder / "plan.yaml")},
         "blended_rerank": {"top_k": 4},
+        "publish": {"max_lost_line_share": 0.5},
     })  # fmt: skip

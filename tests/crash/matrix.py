@@ -74,7 +74,7 @@ def test_killed_three_times(seed: int, folder: Path) -> None:
     chance = random.Random(seed)
     ordeal = Ordeal(_scenarios()["run"], folder)
     for _ in range(3):
-        ordeal.kill(chance.choice(ordeal.points_ahead()), power_cut=chance.random() < 0.5, chance=chance)
+        ordeal.kill_on_the_way(chance)
     ordeal.finish()
     shutil.rmtree(folder)
 

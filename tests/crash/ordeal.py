@@ -86,10 +86,16 @@ class Ordeal:
                 record = self._store / f"{name}/history/{json.loads(pointer)['generation']:06d}.json"
                 assert record.read_bytes() == pointer
 
-    def points_ahead(self) -> list[str]:
-        """Points of artifacts that are not committed yet: a process that goes on will come to each."""
+    def kill_on_the_way(self, chance: random.Random) -> None:
+        """Kills a process, or cuts its power, somewhere in the nearer half of the artifacts that are not committed."""
+        ahead = self._points_ahead()
+        self.kill(chance.choice(ahead[: len(ahead) // 2]), power_cut=chance.random() < 0.5, chance=chance)
+
+    def _points_ahead(self) -> list[str]:
+        """Points of artifacts that are not committed yet, stage by stage: a process that goes on will come to each."""
         there = {path.removesuffix(".json") for path in self._committed()}
-        return [point for point in self._scenario.points if _unit(point) is not None and _unit(point) not in there]
+        ahead = [(unit, point) for point in self._scenario.points if (unit := _unit(point)) and unit not in there]
+        return [point for _, point in sorted(ahead)]
 
     def _job(self, point: str | None, mischief: str | None, *, journal: bool) -> Job:
         self._processes += 1
@@ -131,7 +137,8 @@ class Ordeal:
     def _check(self, job: Job, committed: dict[str, bytes]) -> None:
         """What was committed is untouched and was not begun again; every file is the old one or the new, whole."""
         found = _tree(self._store)
-        changed = [path for path, data in committed.items() if found.get(path) != data]
+        stays = self._states[1]  # gc removes what is committed, the other acts do not
+        changed = [path for path, data in committed.items() if path in stays and found.get(path) != data]
         assert not changed, f"changed, though committed: {changed}"
         again = _units_of(committed, self._scenario) & _begun(job)
         assert not again, f"computed again, though committed: {again}"

@@ -12,6 +12,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,19 @@ import checkpoints.lease
 import flows.engine
 import flows.snapshots
 from checkpoints.corpora import check_snapshot, corpus_pointer
-from checkpoints.published import check_files, described_run, publish, published_pointer, published_run, roll_back
+from checkpoints.gc import collect
+from checkpoints.published import check_files, published_pointer, published_run, roll_back
 from checkpoints.run import create_run, load_plan
 from checkpoints.store import Store
+from checkpoints.survey import Bounds
 from checkpoints.verdict import verdict
 from checkpoints.verify import verify
 from contracts.errors import MissingArtifactError, StageError
 from contracts.manifest import RunPlan
 from flows.engine import Session, plain_step
-from flows.progress import no_progress
 from flows.planning import check_unchanged
+from flows.progress import no_progress
+from flows.publishing import publish_run
 from flows.settings import validated
 from flows.snapshots import make_snapshot
 from stages.pipeline import find_stage
@@ -56,7 +60,7 @@ class Scenario:
         inputs: the folder of corpus, log and evidence plan.
         before: the store before.
         after: the store that an undisturbed pass leaves.
-        plan: of the run; None where no run is begun.
+        plan: of the run that is looked at; None for none.
         target: the run that is published.
         mischief: what is wrong with the process that is killed, see `_make_mischief`.
         poisoned: whether one query makes a stage fail.
@@ -134,9 +138,8 @@ def _run(scenario: Scenario, store: Path, orders: Orders) -> None:
 
 def _publish(scenario: Scenario, store: Path, orders: Orders) -> None:
     opened = Store(str(store), files=partial(CrashFiles, orders=orders))
-    plan = load_plan(opened, scenario.target)
-    results = [plan.stages[-1].stage]
-    publish(opened, described_run(opened, plan, verdict(opened, plan), results, [], approved_by=None), why=None)
+    publication = publish_run(opened, load_plan(opened, scenario.target), crash_settings(scenario.inputs).publish)
+    assert not publication.failed, publication.failed
 
 
 def _roll_back(scenario: Scenario, store: Path, orders: Orders) -> None:
@@ -146,12 +149,19 @@ def _roll_back(scenario: Scenario, store: Path, orders: Orders) -> None:
         roll_back(opened, why=None)
 
 
+def _collect(scenario: Scenario, store: Path, orders: Orders) -> None:
+    """Removes every run that is not published; what was borrowed of it stays."""
+    opened = Store(str(store), files=partial(CrashFiles, orders=orders))
+    collect(opened, Bounds(keep=0, older_than_days=None, now=datetime.now(UTC)))
+
+
 # What a process does, and what it does again after a crash until it ends.
 ACTS: dict[str, Callable[[Scenario, Path, Orders], None]] = {
     "ingest": _ingest,
     "run": _run,
     "publish": _publish,
     "roll back": _roll_back,
+    "gc": _collect,
 }
 
 

@@ -24,7 +24,8 @@ def make_scenarios(folder: Path) -> dict[str, Scenario]:
 
     `ingest`; `run`; `failing`, a run that is taken over from a dead process and stops in a stage; `failed`,
     one that goes on after that; `beating`, whose lease is renewed all the time; `rerun`, most of which is
-    borrowed; `replay`, which takes up a dead letter; `first publish`, `publish` and `rollback`.
+    borrowed; `replay`, which takes up a dead letter; `first publish`, `publish` and `rollback`;
+    `gc`, which removes a run that the published one has borrowed from.
     """
     inputs, empty, half = folder / "inputs", folder / "empty", folder / "half"
     inputs.mkdir()
@@ -50,6 +51,7 @@ def make_scenarios(folder: Path) -> dict[str, Scenario]:
     # A run is published, then another one in its place, then the first again.
     first = derived("first publish", act="publish", before=rerun.after, after=None, plan=None, target=RUN, points=".")
     second = derived("publish", act="publish", before=first.after, after=None, plan=None, target="again", points=".")
+    kept = derived("keep", act="publish", before=rerun.after, after=None, plan=None, target="again", points=".")
     return {
         "ingest": ingest,
         "run": run,
@@ -65,6 +67,7 @@ def make_scenarios(folder: Path) -> dict[str, Scenario]:
         "rollback": derived(
             "rollback", act="roll back", before=second.after, after=None, plan=None, target=RUN, points="."
         ),
+        "gc": derived("gc", act="gc", before=kept.after, after=None, plan=again, points="."),
     }
 
 
