@@ -1,4 +1,4 @@
-"""Every comparison, each in a process of its own, then the page: `python -m bench`, with quiet cores."""
+"""Every comparison, each in a process of its own: `python -m bench`, with quiet cores."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 
-from bench.report import COMPARISONS, write_page
-from bench.results import ROOT, WORK
+from bench.report import COMPARISONS
+from bench.results import ROOT
+from bench.terminal import WORK
 
 
 def main() -> None:
@@ -22,7 +23,6 @@ def main() -> None:
     chosen = parser.parse_args().comparisons or COMPARISONS
     shutil.rmtree(ROOT / WORK, ignore_errors=True)  # what earlier code generated or ingested
     failed = [name for name in chosen if subprocess.run([sys.executable, "-m", f"bench.{name}"], cwd=ROOT).returncode]  # noqa: S603, PLW1510
-    write_page()
     if failed:
         sys.exit(f"failed, or not equal to the oracle: {', '.join(failed)}")
 

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 from bench.child import output_of
-from bench.results import Check, Claim, Comparison, run
+from bench.results import Check, Claim, Comparison, claim_of
 from bench.stores import forget, prepared, whole_run
+from bench.terminal import run
 from bench.timing import Work, in_turn
 from bench.topics import Sizes
 from flows.cli import app
@@ -22,7 +23,7 @@ def estimate_is_built() -> bool:
 
 def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comparison is called alike
     """Times `status --json` and `rerun --dry-run` beside the import of two libraries that they stand on."""
-    shards = 20 if small else 1_000
+    shards = 8 if small else 1_000
     found = prepared(work, Sizes(chunks=600, queries=shards, dimension=32))
     plan, _ = whole_run(found, found.queries, "run.shard_size=1")
     at = [plan.run_id, "--store", str(found.folder / "store")]
@@ -32,13 +33,17 @@ def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comp
         LIBRARIES: ["-c", "import pyarrow, pydantic"],
     }
 
-    def work_of(words: list[str]) -> Work:
-        return lambda _number: len([output_of(words)])
+    printed: dict[str, str] = {}
 
-    sides = {name: work_of(words) for name, words in lines.items()}
-    status = json.loads(output_of(lines["status --json"]))
-    dry_run = json.loads(output_of(lines["rerun --dry-run"]))
-    times = in_turn(sides, rounds=1 if small else 5, unit="ms")
+    def work_of(name: str) -> Work:
+        def work(_number: int) -> int:
+            printed[name] = output_of(lines[name])
+            return 1
+
+        return work
+
+    times = in_turn({name: work_of(name) for name in lines}, rounds=1 if small else 5, unit="ms")
+    status, dry_run = json.loads(printed["status --json"]), json.loads(printed["rerun --dry-run"])
     right = [
         status["verdict"] == "complete" and status["stages"][-1]["computed"] == shards,
         all(not stage["computed"] for stage in dry_run["stages"]),
@@ -50,8 +55,7 @@ def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comp
         title="Commands that only look",
         settings={"shards": shards, "time": "from the start of the process to its end"},
         claims=[
-            *(Claim(what=f"{name} / {LIBRARIES}", above=times[name], below=times[LIBRARIES], wanted=3, bound="at most")
-              for name in lines if name != LIBRARIES),
+            *(claim_of(times, name, LIBRARIES, 3, "at most") for name in lines if name != LIBRARIES),
             Claim(what="estimate QUERIES: estimated / measured time of a run", missing=estimate),
         ],
         checks=[Check(what="commands that tell the truth about the run", share=sum(right) / 2, compared=2)],

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from bench.results import Check, Claim, Comparison, cores, run
+from bench.results import Check, Claim, Comparison, claim_of, cores
 from bench.stores import Prepared, forget, prepared, table_of, whole_run
+from bench.terminal import run
 from bench.timing import in_turn
 from bench.topics import Sizes
 from checkpoints.corpora import current_snapshot_id, load_snapshot
@@ -26,6 +27,7 @@ from loading.query_log import embed_queries
 from stages.pipeline import RUNS_ONCE, numbered_stages
 from stages.stage import Stage
 
+STORE, MEMORY = "run through the store", "stages in memory"
 # Assignments by how many dense candidates they give, and what is wanted.
 CANDIDATES = {30: ((), 1.15), 100: (("oversample.oversampling=10",), None)}
 
@@ -99,12 +101,11 @@ def _measured(
         return plans[0].distinct_queries
 
     through_store(0)  # compiles
-    times = in_turn({"run through the store": through_store, "stages in memory": memory}, rounds)
-    above, below = times.values()
-    what = f"{candidates} candidates: {above.name} / {below.name}"
+    times = in_turn({STORE: through_store, MEMORY: memory}, rounds)
+    claim = claim_of(times, STORE, MEMORY, None, "at most", what=f"{candidates} candidates: ")
     check = _same_tables(found, plans[0], tables, candidates)
     forget(found, plans[0])
-    return Claim(what=what, bound="at most", above=above, below=below), check
+    return claim, check
 
 
 def _same_tables(found: Prepared, plan: RunPlan, shards: list[dict[str, pa.Table]], candidates: int) -> Check:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.results import Check, Claim, Comparison, cores, run
+from bench.results import Check, Comparison, claim_of, cores
 from bench.stores import Prepared, forget, prepared, whole_run
+from bench.terminal import run
 from bench.timing import in_turn
 from bench.topics import Sizes
 
@@ -57,8 +58,7 @@ def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comp
             "chunks": sizes.chunks, "dimension": sizes.dimension, "lines": sizes.queries,
             "distinct queries": sizes.distinct_queries, "threads": cores(),
         },
-        claims=[Claim(what="log / the same log made distinct", above=times["log"], below=times["log made distinct"],
-                      wanted=0.5, bound="at most")],
+        claims=[claim_of(times, "log", "log made distinct", 0.5, "at most")],
         checks=[Check(what="logs with as many distinct queries as were made", share=sum(right) / 2, compared=2)],
     )  # fmt: skip
 

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from bench.reference import fused
-from bench.results import Check, Claim, Comparison, cores, not_installed, peer, run
+from bench.results import Check, Comparison, claim_of, cores, peer
+from bench.terminal import run
 from bench.timing import Work, in_turn
 from contracts.candidates import KeywordRanking, Selection
 from contracts.columns import Ragged
@@ -64,12 +65,10 @@ def _table(model: Any, lists: Lists, place: int) -> pa.Table:
     return build_table(model, {name: columns[name] for name in model.model_fields})
 
 
-def compare(small: bool, _work: Path) -> Comparison:  # noqa: FBT001 - every comparison is called alike
-    """Times both, each from its own form of two rankings to its own form of the fused one."""
-    queries = 600 if small else 10_000
-    lists = made_lists(queries)
+def sides(lists: Lists, out: list[pa.Table]) -> dict[str, Work]:
+    """Both, each from its own form of two rankings to its own form of the fused one; what compiles has done so."""
     shards = tables(lists)
-    out: list[Any] = [None] * len(shards)
+    out[:] = [None] * len(shards)
 
     def work(shard: int) -> None:
         dense, keyword = shards[shard]
@@ -77,39 +76,40 @@ def compare(small: bool, _work: Path) -> Comparison:  # noqa: FBT001 - every com
 
     def dartflow(_number: int) -> int:
         map_shards(work, range(len(shards)), ExecutorParams(), lambda _done: None)
-        return queries
+        return len(lists)
 
-    sides: dict[str, Work] = {"dartflow": dartflow}
+    def fuse(_number: int) -> int:
+        ranx.fuse(runs=runs, norm=None, method="rrf", params={"k": CONSTANT})
+        return len(lists)
+
+    dartflow(0)
+    found: dict[str, Work] = {"dartflow": dartflow}
     ranx = peer("ranx")
     if ranx is not None:
         runs = [_ranx_run(ranx, lists, place) for place in (0, 1)]
+        fuse(0)
+        found["ranx"] = fuse
+    return found
 
-        def fuse(_number: int) -> int:
-            ranx.fuse(runs=runs, norm=None, method="rrf", params={"k": CONSTANT})
-            return queries
 
-        fuse(0)  # compiles
-        sides["ranx"] = fuse
-    dartflow(0)
-    times = in_turn(sides, rounds=2 if small else 7)
-    compared = range(0, queries, 10)
-    found = pa.concat_tables(out).column("candidates")
+def compare(small: bool, _work: Path) -> Comparison:  # noqa: FBT001 - every comparison is called alike
+    """Times both."""
+    lists, out = made_lists(600 if small else 10_000), list[pa.Table]()
+    times = in_turn(sides(lists, out), rounds=2 if small else 7)
+    compared, found = range(0, len(lists), 10), pa.concat_tables(out).column("candidates")
     same = sum(
         [one["chunk_id"] for one in found[query].as_py()] == fused(lists[query], [Fraction(1), Fraction(1)], CONSTANT)
         for query in compared
     )
-    what = "ranx / dartflow"
     return Comparison(
         name="fusion",
         title="Reciprocal rank fusion of two lists of 100",
         settings={
-            "queries a turn": queries, "ids a query": f"two lists of {LENGTH} out of {POOL}", "rank constant": CONSTANT,
-            "threads": cores(), "scores": "float64, near ties as exact fractions; ranx float64",
+            "queries a turn": len(lists), "ids a query": f"two lists of {LENGTH} out of {POOL}",
+            "rank constant": CONSTANT, "threads": cores(),
+            "scores": "float64, near ties as exact fractions; ranx float64",
         },
-        claims=[
-            not_installed(what, "ranx", 2) if ranx is None else
-            Claim(what=what, above=times["ranx"], below=times["dartflow"], wanted=2),
-        ],
+        claims=[claim_of(times, "ranx", "dartflow", 2, package="ranx")],
         checks=[Check(what="queries whose order is that of exact fractions, ties by id",
                       share=same / len(compared), compared=len(compared))],
     )  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from bench.child_run import child_run
-from bench.results import Claim, Comparison, Table, cores, run
+from bench.results import Claim, Comparison, Table, cores
 from bench.stores import prepared
+from bench.terminal import run
 from bench.timing import Sample
 from bench.topics import Sizes
 

@@ -12,14 +12,13 @@ _GIB = 2**30
 
 
 def description() -> dict[str, Any]:
-    """Processor, cores, memory, system, load and the versions of all packages."""
+    """Processor, cores, memory, system and the versions of all packages."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB, 1),
         "system": f"{platform.system()} {platform.release()}, {platform.libc_ver()[0]} {platform.libc_ver()[1]}",
         "python": platform.python_version(),
-        "load_average": round(os.getloadavg()[0], 2),
         "packages": dict(sorted((str(one.metadata["Name"]).lower(), one.version) for one in distributions())),
     }
 

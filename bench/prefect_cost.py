@@ -9,8 +9,9 @@ import json
 from pathlib import Path
 
 from bench.child import output_of
-from bench.results import Claim, Comparison, cores, run
+from bench.results import Claim, Comparison, cores
 from bench.stores import prepared
+from bench.terminal import run
 from bench.timing import Sample
 from bench.topics import Sizes
 

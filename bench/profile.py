@@ -13,8 +13,9 @@ from unittest.mock import patch
 
 from threadpoolctl import threadpool_limits
 
-from bench.results import ROOT, WORK
+from bench.results import ROOT
 from bench.stores import forget, prepared, whole_run
+from bench.terminal import WORK
 from bench.topics import Sizes
 from flows import engine
 from flows.settings import ExecutorParams

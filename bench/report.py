@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from bench.results import ROOT, Claim, Comparison, load
@@ -25,28 +26,30 @@ _TOLD = (
 
 def page_text(results: dict[str, Any]) -> str:
     """The generated part of the page."""
-    found = results["comparisons"]
-    known = [name for name in COMPARISONS if name in found]
-    parts = [_machine(found[name]["machine"]) for name in known[:1]]
-    parts += [_section(Comparison.model_validate({k: v for k, v in found[name].items() if k != "machine"}))
-              for name in known]  # fmt: skip
+    found = {name: results["comparisons"][name] for name in COMPARISONS if name in results["comparisons"]}
+    parts = []
+    for key, machine in results["machines"].items():
+        theirs = [name for name in found if found[name]["machine"] == key]
+        parts += [_machine(machine, [] if len(theirs) == len(found) else theirs)] if theirs else []
+    for one in found.values():
+        parts.append(_section(Comparison.model_validate({key: one[key] for key in one if key != "machine"})))
     return "\n".join(parts)
 
 
-def _machine(machine: dict[str, Any]) -> str:
+def _machine(machine: dict[str, Any], comparisons: Sequence[str]) -> str:
+    """A machine in one paragraph, with the comparisons that it alone made."""
     packages = ", ".join(f"{name} {machine['packages'][name]}" for name in _TOLD if name in machine["packages"])
+    named = f" of {', '.join(comparisons)}" if comparisons else ""
     return (
-        f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
-        f"Python {machine['python']}; {packages}. Load when it began: {machine['load_average']}.\n"
+        f"Machine{named}: {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['system']}, Python {machine['python']}; {packages}.\n"
     )
 
 
 def _section(comparison: Comparison) -> str:
     settings = "; ".join(f"{name} {value}" for name, value in comparison.settings.items())
-    lines = [
-        f"### {comparison.title}\n",
-        f"`python -m bench.{comparison.name}`, {comparison.seconds:.0f} s. {settings}.\n",
-    ]
+    took = f"`python -m bench.{comparison.name}`, {comparison.seconds:.0f} s, load {comparison.load:.1f} before."
+    lines = [f"### {comparison.title}\n", f"{took} {settings}.\n"]
     lines += ["| what | ratio (lowest to highest) | wanted | | medians (quartiles) |", "|---|---|---|---|---|"]
     lines += [_row(claim) for claim in comparison.claims]
     if comparison.checks:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.results import Check, Claim, Comparison, cores, run
+from bench.results import Check, Comparison, claim_of, cores
 from bench.stores import Prepared, forget, prepared, table_of, whole_run
+from bench.terminal import run
 from bench.timing import in_turn
 from bench.topics import Sizes
 from checkpoints.run import create_run, load_plan
@@ -54,8 +55,7 @@ def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comp
             "chunks": sizes.chunks, "dimension": sizes.dimension, "distinct queries": lines, "threads": cores(),
             "left out": "the start of the process",
         },
-        claims=[Claim(what=" / ".join(names), above=times[names[0]], below=times[names[1]], wanted=0.1,
-                      bound="at most")],
+        claims=[claim_of(times, *names, 0.1, "at most")],
         checks=[Check(what="contexts of the rerun that are those of the run", share=float(same), compared=1)],
     )  # fmt: skip
     for plan in reversed(plans):

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 import importlib
 import importlib.util
 import json
 import os
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from bench.machine import description
 from bench.timing import Sample, ratios
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results.json"
-WORK = Path(".dartflow/bench")
+
+
+Bound = Literal["at least", "at most"]
 
 
 class Claim(BaseModel):
@@ -39,7 +38,7 @@ class Claim(BaseModel):
     above: Sample | None = None
     below: Sample | None = None
     wanted: float | None = None
-    bound: Literal["at least", "at most"] = "at least"
+    bound: Bound = "at least"
     missing: str | None = None
 
     @property
@@ -90,6 +89,7 @@ class Comparison(BaseModel):
         settings: sizes, threads, number types: what the figures hold for.
         claims, checks, tables, notes: what was found.
         seconds: how long it took in all.
+        load: how many processes the machine was busy with when it began; above 0.5 figures are noisy.
     """
 
     name: str
@@ -100,6 +100,7 @@ class Comparison(BaseModel):
     tables: list[Table] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     seconds: float = 0.0
+    load: float = 0.0
 
 
 # Makes a comparison: `small` takes seconds and proves nothing but that it runs; the folder keeps generated data.
@@ -115,11 +116,29 @@ def peer(module: str) -> Any:
     return importlib.import_module(module) if found else None
 
 
-def not_installed(
-    what: str, module: str, wanted: float | None, bound: Literal["at least", "at most"] = "at least"
+def claim_of(
+    times: Mapping[str, Sample],
+    above: str,
+    below: str,
+    wanted: float | None,
+    bound: Bound = "at least",
+    *,
+    what: str = "",
+    package: str = "",
 ) -> Claim:
-    """The claim of a comparison whose peer is not there."""
-    return Claim(what=what, wanted=wanted, bound=bound, missing=f"{module} is not installed")
+    """The claim about above / below; where `package` is not installed, a side is not there, and the claim says so.
+
+    Args:
+        times: the sides by name.
+        above, below: names of two sides.
+        wanted, bound: what is wanted of the ratio.
+        what: stands before the names, to tell claims apart.
+        package: of the side that may be missing.
+    """
+    claim = Claim(what=f"{what}{above} / {below}", wanted=wanted, bound=bound)
+    if above not in times or below not in times:
+        return claim.model_copy(update={"missing": f"{package} is not installed"})
+    return claim.model_copy(update={"above": times[above], "below": times[below]})
 
 
 def cores() -> int:
@@ -128,53 +147,17 @@ def cores() -> int:
 
 
 def load() -> dict[str, Any]:
-    """Everything that was found so far."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"comparisons": {}}
-    return found
+    """Everything that was found so far: `comparisons` by name, and the `machines` that they name."""
+    found: dict[str, Any] = {"machines": {}, "comparisons": {}}
+    return found | (json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {})
 
 
-def keep(comparison: Comparison) -> None:
+def keep(comparison: Comparison, machine: Mapping[str, Any]) -> None:
     """Puts a comparison in the place of its earlier one, with the machine that it ran on."""
-    found = load()
-    found["comparisons"][comparison.name] = {**comparison.model_dump(), "machine": description()}
+    found, known = load(), json.dumps(machine, sort_keys=True)
+    name = hashlib.sha256(known.encode()).hexdigest()[:8]
+    found["machines"][name] = machine
+    found["comparisons"][comparison.name] = {"machine": name, **comparison.model_dump()}
+    used = {one["machine"] for one in found["comparisons"].values()}
+    found["machines"] = {name: one for name, one in found["machines"].items() if name in used}
     RESULTS.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-
-
-def run(compare: Compare) -> None:
-    """The command line of every comparison: prints what it finds, and keeps it unless it is small.
-
-    Ends with status 1 when a result is not the oracle's.
-    """
-    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--small", action="store_true", help="seconds, and nothing is kept")
-    parser.add_argument("--work", type=Path, default=WORK, help="folder for generated data, kept between comparisons")
-    words = parser.parse_args()
-    started = time.perf_counter()
-    comparison = compare(words.small, words.work)
-    comparison.seconds = round(time.perf_counter() - started, 1)
-    print(text_of(comparison), flush=True)
-    if not words.small:
-        keep(comparison)
-    sys.exit(0 if all(check.share == 1 for check in comparison.checks) else 1)
-
-
-def text_of(comparison: Comparison) -> str:
-    """A comparison in lines for the terminal."""
-    lines = [f"{comparison.name}: {comparison.title} ({comparison.seconds:.0f} s)"]
-    lines += [f"  {name}: {value}" for name, value in comparison.settings.items()]
-    lines += [f"  {claim_text(claim)}" for claim in comparison.claims]
-    lines += [f"  {check.what}: {check.share:.4f} of {check.compared}" for check in comparison.checks]
-    for table in comparison.tables:
-        lines += [f"  {table.title}", *("    " + " | ".join(row) for row in [table.columns, *table.rows])]
-    return "\n".join([*lines, *(f"  {note}" for note in comparison.notes)])
-
-
-def claim_text(claim: Claim) -> str:
-    """A claim in one line."""
-    bound = "" if claim.wanted is None else f", wanted {claim.bound} {claim.wanted:g}"
-    if claim.spread is None or claim.above is None or claim.below is None:
-        return f"{claim.what}: {claim.missing}{bound}"
-    low, median, high = claim.spread
-    verdict = {True: ", met", False: ", NOT MET", None: ""}[claim.met]
-    sides = " / ".join(f"{side.name} {side.median:.4g} {side.unit}" for side in (claim.above, claim.below))
-    return f"{claim.what}: {median:.4g} ({low:.4g} to {high:.4g}){bound}{verdict}: {sides}"

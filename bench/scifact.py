@@ -16,10 +16,11 @@ import pyarrow.parquet as pq
 
 from bench.oracle import run_checks
 from bench.reference import Array
-from bench.results import ROOT, Claim, Comparison, cores, not_installed, peer, run
+from bench.results import ROOT, Claim, Comparison, claim_of, cores, peer
 from bench.scripts import Script
 from bench.stores import Prepared, forget, ingested, vectors_of, whole_run
-from bench.timing import Sample, Work, in_turn
+from bench.terminal import run
+from bench.timing import Work, in_turn
 from models.embedder import EmbedderParams, open_embedder
 
 DATA = ROOT.parent / "shared" / "data" / "scifact"
@@ -106,30 +107,37 @@ def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comp
         missing = "the data are not beside the checkout"
         result.claims = [Claim(what=f"{name} / dartflow", wanted=WANTED[name], missing=missing) for name in WANTED]
         return result
-    found = prepared_claims(work, *((40, 150) if small else (None, None)))
-    table = pq.read_table(found.corpus, columns=["chunk_id", "title", "text"])
-    ids, passages = table["chunk_id"].to_pylist(), _passages(table)
-    # Rows by ascending id, as dartflow has them, so that ties fall alike.
-    order = np.argsort(np.array(ids))
-    ids, passages = [ids[row] for row in order], [passages[row] for row in order]
-    embeddings = np.ascontiguousarray(vectors_of(found.corpus)[order])
-    script = Script.over(ids, passages, embeddings, found.settings())
+    found = prepared_claims(work, *((20, 60) if small else (None, None)))
+    script, llama = _others(found)
     texts, vectors = pq.read_table(found.queries)["text"].to_pylist(), vectors_of(found.queries)
-    sides, runs = _sides(found, script, Llama.over(ids, passages, embeddings, script), texts, vectors)
+    sides, runs = _sides(found, script, llama, texts, vectors)
     for side in sides.values():
         side(0)  # compiles
     times = in_turn(sides, rounds=1 if small else 5)
     plan, verdict = runs[-1]
     okapi, _ = script.rank_bm25()
     result.checks = run_checks(found, plan, script, okapi, sampled=10 if small else 300)
-    result.claims = _claims(times)
+    result.claims = [
+        claim_of(times, name, "dartflow", wanted, package="LlamaIndex" if name == LLAMA else "bm25s")
+        for name, wanted in WANTED.items()
+    ]
     result.settings = {
-        "chunks": len(ids), "dimension": embeddings.shape[1], "claims": len(texts), "threads": cores(),
+        "chunks": len(script.ids), "dimension": vectors.shape[1], "claims": len(texts), "threads": cores(),
         "settings": "the defaults, vectors given, no cross-encoder", "verdict": verdict.verdict,
     }  # fmt: skip
     for plan, _ in runs:
         forget(found, plan)
     return result
+
+
+def _others(found: Prepared) -> tuple[Script, Llama | None]:
+    """The script and LlamaIndex over the same chunks, by ascending id as dartflow has them, so that ties fall alike."""
+    table = pq.read_table(found.corpus, columns=["chunk_id", "title", "text"])
+    order = np.argsort(np.array(table["chunk_id"].to_pylist()))
+    table, embeddings = table.take(pa.array(order)), np.ascontiguousarray(vectors_of(found.corpus)[order])
+    ids, passages = table["chunk_id"].to_pylist(), _passages(table)
+    script = Script.over(ids, passages, embeddings, found.settings())
+    return script, Llama.over(ids, passages, embeddings, script)
 
 
 def _sides(
@@ -154,15 +162,6 @@ def _sides(
     if keywords is not None:
         sides[BEST] = lambda _number: len(script.batch(texts, vectors, keywords))
     return sides, runs
-
-
-def _claims(times: dict[str, Sample]) -> list[Claim]:
-    return [
-        Claim(what=f"{name} / dartflow", above=times[name], below=times["dartflow"], wanted=wanted)
-        if name in times
-        else not_installed(f"{name} / dartflow", "LlamaIndex" if name == LLAMA else "bm25s", wanted)
-        for name, wanted in WANTED.items()
-    ]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ import numpy as np
 
 from bench.generate import query_table
 from bench.reference import Array, dartboard, follows_dartboard
-from bench.results import Check, Claim, Comparison, cores, not_installed, peer, run
+from bench.results import Check, Comparison, claim_of, cores, peer
+from bench.terminal import run
 from bench.timing import Work, in_turn
 from bench.topics import Sizes, blocks
 from contracts.columns import offsets_from_lengths
@@ -144,12 +145,10 @@ def compare(small: bool, _work: Path) -> Comparison:  # noqa: FBT001 - every com
         result.settings[f"{name}: queries a turn"] = f"{shape.queries}, and {shape.sampled} for the others"
         times = in_turn(sides, rounds=2 if small else 7)
         result.checks += checks(board, shape, picks, name)
-        for other, wanted in (("reference loop", shape.times_the_loop), ("pyversity MMR", shape.times_the_peer)):
-            what = f"{name}: {other} / dartflow"
-            if other in times:
-                result.claims.append(Claim(what=what, above=times[other], below=times["dartflow"], wanted=wanted))
-            else:
-                result.claims.append(not_installed(what, "pyversity", wanted))
+        result.claims += [
+            claim_of(times, "reference loop", "dartflow", shape.times_the_loop, what=f"{name}: "),
+            claim_of(times, "pyversity MMR", "dartflow", shape.times_the_peer, what=f"{name}: ", package="pyversity"),
+        ]
     return result
 
 

@@ -79,11 +79,18 @@ def ingested(found: Prepared) -> Prepared:
 
 
 def whole_run(found: Prepared, queries: Path, *assignments: str, step: Step = plain_step) -> tuple[RunPlan, Verdict]:
-    """Plans a run, writes the plan down and carries it out."""
+    """Plans a run, writes the plan down and carries it out.
+
+    Raises:
+        RuntimeError: it is not complete.
+    """
     store, settings = found.store, found.settings(*assignments)
     plan = plan_run(store, settings, queries, new_run_id(), current_snapshot_id(store))
     create_run(store, plan)
-    return plan, Session(store, plan, validated(plan.settings)).execute(step)
+    verdict = Session(store, plan, validated(plan.settings)).execute(step)
+    if verdict.verdict != "complete":
+        raise RuntimeError(f"run {plan.run_id} is {verdict.verdict}: {verdict.because}")
+    return plan, verdict
 
 
 def forget(found: Prepared, plan: RunPlan) -> None:

@@ -15,23 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from checkpoints.dead_letters import letters_of, write_letters
-from checkpoints.digests import key_of, logical_digest, sha256
-from checkpoints.records import sealed, unsealed
+from checkpoints.digests import key_of, sha256
+from checkpoints.logical_digest import logical_digest
+from checkpoints.manifests import corrupt, manifest_path, read_manifest, run_digest, stage_folder
+from checkpoints.records import sealed
 from checkpoints.store import Store
 from contracts.errors import CheckpointError, CorruptArtifactError, MissingArtifactError
 from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan
-
-_NEXT_STEP = "Run `dartflow verify RUN`, then rerun from the stage that wrote it."
-
-
-def stage_folder(run_id: str, number: int, stage: str) -> str:
-    """Where the artifacts of a stage of a run lie."""
-    return f"runs/{run_id}/{number:02d}-{stage}"
-
-
-def manifest_path(run_id: str, number: int, stage: str, shard: int) -> str:
-    """Where the manifest of one artifact lies."""
-    return f"{stage_folder(run_id, number, stage)}/part-{shard:05d}.json"
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
@@ -40,14 +30,6 @@ def parquet_bytes(table: pa.Table) -> bytes:
     # Chunks would show in the bytes as borders of pages.
     pq.write_table(table.combine_chunks(), sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue()
-
-
-def run_digest(plan: RunPlan) -> str:
-    """The digest of the run's plan, which every manifest of the run carries.
-
-    Fields at their defaults take no part, so that a field which a later version adds changes no digest.
-    """
-    return sha256(plan.model_dump_json(exclude_defaults=True).encode())[:32]
 
 
 def commit(
@@ -138,48 +120,6 @@ def _commit_once(store: Store, manifest: Manifest, plan: RunPlan, entry: StagePl
     return manifest
 
 
-def read_manifest(store: Store, plan: RunPlan, entry: StagePlan, part: int) -> Manifest | None:
-    """The manifest of a planned artifact, or None when it was never committed.
-
-    Raises:
-        CorruptArtifactError: a manifest that is not what was written, is that of another artifact, or was
-            made under another plan than the run's.
-    """
-    return _read_manifest(store, plan.run_id, run_digest(plan), entry, part)
-
-
-def manifests(store: Store, plan: RunPlan, entry: StagePlan) -> list[Manifest | None]:
-    """The manifests of a stage, one a planned part; None where nothing is committed.
-
-    Raises:
-        CorruptArtifactError: as `read_manifest`.
-    """
-    digest = run_digest(plan)
-    return [_read_manifest(store, plan.run_id, digest, entry, part) for part in entry.shards]
-
-
-def _read_manifest(store: Store, run_id: str, digest: str, entry: StagePlan, part: int) -> Manifest | None:
-    path = manifest_path(run_id, entry.number, entry.stage, part)
-    data = store.read_if_there(path)
-    if data is None:
-        return None
-    manifest = unsealed(data, Manifest, path, next_step=_NEXT_STEP)
-    if (manifest.run_id, manifest.stage, manifest.shard) != (run_id, entry.stage, part):
-        got = f"{manifest.run_id}/{manifest.stage}/{manifest.shard}"
-        raise _corrupt(path, "belongs to another artifact", got=got, want=f"{run_id}/{entry.stage}/{part}")
-    if manifest.key != key_of(manifest.key_parts):
-        raise _corrupt(path, "has a key that its parts do not give", got=manifest.key, want=key_of(manifest.key_parts))
-    if manifest.plan != digest:
-        raise CorruptArtifactError(
-            path,
-            "was made under another plan than the run's",
-            got=manifest.plan,
-            want=digest,
-            next_step="Start a new run under another run id; leftovers of a deleted run are not taken over.",
-        )
-    return manifest
-
-
 def read_table(store: Store, manifest: Manifest) -> pa.Table:
     """The table of an artifact, after its whole file was compared with the manifest.
 
@@ -190,9 +130,9 @@ def read_table(store: Store, manifest: Manifest) -> pa.Table:
     try:
         table = pq.read_table(io.BytesIO(data))
     except (pa.ArrowException, OSError) as error:
-        raise _corrupt(manifest.file, "is not a Parquet file that can be read", got=error, want=None) from error
+        raise corrupt(manifest.file, "is not a Parquet file that can be read", got=error, want=None) from error
     if table.num_rows != manifest.rows:
-        raise _corrupt(manifest.file, "has another number of rows", got=table.num_rows, want=manifest.rows)
+        raise corrupt(manifest.file, "has another number of rows", got=table.num_rows, want=manifest.rows)
     return table
 
 
@@ -205,10 +145,10 @@ def verified_bytes(store: Store, manifest: Manifest) -> bytes:
     try:
         data = store.read(manifest.file)
     except MissingArtifactError as error:
-        raise _corrupt(manifest.file, "is missing", got="no file", want=f"{manifest.bytes} bytes") from error
+        raise corrupt(manifest.file, "is missing", got="no file", want=f"{manifest.bytes} bytes") from error
     got = sha256(data)
     if got != manifest.sha256:
-        raise _corrupt(manifest.file, "is not what was committed", got=f"SHA-256 {got}", want=manifest.sha256)
+        raise corrupt(manifest.file, "is not what was committed", got=f"SHA-256 {got}", want=manifest.sha256)
     return data
 
 
@@ -220,7 +160,7 @@ def verify_artifact(store: Store, manifest: Manifest) -> None:
     """
     got = logical_digest(read_table(store, manifest))
     if got != manifest.logical_digest:
-        raise _corrupt(manifest.file, "holds other data", got=f"digest {got}", want=manifest.logical_digest)
+        raise corrupt(manifest.file, "holds other data", got=f"digest {got}", want=manifest.logical_digest)
     letters_of(store, manifest)
 
 
@@ -243,7 +183,3 @@ def borrow(store: Store, manifest: Manifest, *, plan: RunPlan, entry: StagePlan)
         }
     )
     return _commit_once(store, borrowed, plan, entry)
-
-
-def _corrupt(path: str, problem: str, *, got: object, want: object) -> CorruptArtifactError:
-    return CorruptArtifactError(path, problem, got=got, want=want, next_step=_NEXT_STEP)

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bench import report, results
+from bench import report, results, terminal
 from bench.generate import log_order, write
+from bench.machine import description
 from bench.profile import by_stage, hottest, profiled
 from bench.reference import dartboard, follows_dartboard, follows_nearest, fused
 from bench.results import Check, Claim, Comparison
@@ -51,7 +52,7 @@ def test_a_comparison_runs_in_small_and_gives_what_the_oracle_gives(name, work):
     for claim in comparison.claims:
         reasons = ("is not installed", "is not built yet", "is not written yet", "are not beside the checkout")
         assert (claim.spread is not None and claim.spread[0] > 0) or str(claim.missing).endswith(reasons), claim.what
-    assert name in results.text_of(comparison)
+    assert name in terminal.text_of(comparison)
 
 
 def test_every_comparison_is_on_the_page_and_in_make_bench():
@@ -70,20 +71,27 @@ def test_the_page_shows_what_was_measured():
 def test_the_page_names_a_ratio_that_is_not_met():
     claim = Claim(what="slow / fast", above=sample(10, 30, 20), below=sample(10, 10, 10), wanted=5)
     met = Claim(what="cost", above=sample(11), below=sample(10), wanted=1.15, bound="at most")
-    missing = results.not_installed("peer / ours", "a peer", 2)
+    missing = results.claim_of({}, "peer", "ours", 2, package="a peer")
     found = Comparison(
         name="selection", title="A title", settings={"threads": 2}, claims=[claim, met, missing],
         checks=[Check(what="picks", share=0.5, compared=4)],
     )  # fmt: skip
-    machine = {"processor": "P", "cores": 2, "memory_gib": 8, "system": "S", "python": "3", "load_average": 0,
-               "packages": {"numpy": "2.0"}}  # fmt: skip
-    page = report.page_text({"comparisons": {"selection": {**found.model_dump(), "machine": machine}}})
+    machine = {
+        "processor": "P",
+        "cores": 2,
+        "memory_gib": 8,
+        "system": "S",
+        "python": "3",
+        "packages": {"numpy": "2.0"},
+    }
+    kept = {"selection": {**found.model_dump(), "machine": "m"}}
+    page = report.page_text({"machines": {"m": machine}, "comparisons": kept})
 
     assert "| slow / fast | 2.00 (1.00 to 3.00) | at least 5 | **not met** |" in page
     assert "| cost | 1.10 (1.10 to 1.10) | at most 1.15 | met |" in page
     assert "| peer / ours | a peer is not installed | at least 2 | | |" in page
     assert "| picks | 0.5000 | 4 |" in page
-    assert "numpy 2.0" in page
+    assert "Machine: P, 2 cores, 8 GiB, S, Python 3; numpy 2.0." in page
 
 
 def test_what_is_compared_runs_in_turn():
@@ -110,7 +118,7 @@ def test_results_that_differ_from_the_oracle_end_with_status_1(monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["bench.x", "--small"])
     wrong = Comparison(name="x", title="X", settings={}, checks=[Check(what="picks", share=0.9, compared=10)])
     with pytest.raises(SystemExit) as stop:
-        results.run(lambda _small, _work: wrong)
+        terminal.run(lambda _small, _work: wrong)
 
     assert stop.value.code == 1
     assert "picks: 0.9000 of 10" in capsys.readouterr().out
@@ -220,9 +228,12 @@ def test_the_generator_is_a_command(tmp_path):
 
 def test_results_carry_the_machine_and_all_versions(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results.json")
-    results.keep(Comparison(name="x", title="X", settings={"threads": 2}))
-    kept = json.loads((tmp_path / "results.json").read_text("utf-8"))["comparisons"]["x"]
+    for threads, machine in ((1, {"cores": 64}), (2, description())):
+        results.keep(Comparison(name="x", title="X", settings={"threads": threads}), machine)
+    kept = json.loads((tmp_path / "results.json").read_text("utf-8"))
+    (machine,) = kept["machines"].values()
 
-    assert kept["settings"] == {"threads": 2}
-    assert kept["machine"]["cores"] == results.cores()
-    assert kept["machine"]["packages"]["numpy"] == np.__version__
+    assert kept["comparisons"]["x"]["settings"] == {"threads": 2}
+    assert list(kept["machines"]) == [kept["comparisons"]["x"]["machine"]]
+    assert machine["cores"] == results.cores()
+    assert machine["packages"]["numpy"] == np.__version__

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from stages.pipeline import numbered_stages
+from tests.crash.acts import Scenario
 from tests.crash.ordeal import Ordeal
-from tests.crash.process import POISONED_STAGE, Scenario
+from tests.crash.process import POISONED_STAGE
 from tests.crash.scenarios import RUN, make_scenarios
 
 STAGES = ["log_lines", "queries", *(stage.name for _, stage in numbered_stages())]

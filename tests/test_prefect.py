@@ -84,31 +84,25 @@ def test_ingest_under_prefect_gives_the_same_snapshot(dartflow, prefect_server):
     assert sorted(path.name for path in (dartflow.store / "corpora").iterdir()) == before
 
 
-def test_only_transient_errors_are_tried_again(prefect_server):
+def test_prefect_tries_nothing_again_since_the_executor_does(prefect_server):
     from prefect import flow
 
-    from contracts.errors import ModelError, TransientError
+    from contracts.errors import TransientError
     from flows.rerank import as_task
 
     tries: list[str] = []
 
-    def passes_at_the_second_try() -> None:
+    def fails() -> None:
         tries.append("service")
-        if len(tries) == 1:
-            raise TransientError("service", "did not answer", next_step="Wait.")
-
-    def never_passes() -> None:
-        tries.append("model")
-        raise ModelError("model", "is unusable", next_step="Replace it.")
+        raise TransientError("service", "did not answer", next_step="Wait.")
 
     @flow
-    def both() -> None:
-        as_task("service", passes_at_the_second_try)()
-        as_task("model", never_passes)()
+    def one() -> None:
+        as_task("service", fails)()
 
-    with pytest.raises(ModelError, match="is unusable"):
-        both()
-    assert tries == ["service", "service", "model"]
+    with pytest.raises(TransientError, match="did not answer"):
+        one()
+    assert tries == ["service"]
 
 
 def test_a_prefect_api_that_is_down_is_said_in_one_sentence(dartflow):

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.crash.acts import Scenario
 from tests.crash.ordeal import Ordeal
-from tests.crash.process import Scenario
 from tests.crash.scenarios import make_scenarios
 
 SEEDS = range(40)

@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 
 from checkpoints.store import Store
 from stages.pipeline import RUNS_ONCE
+from tests.crash.acts import Scenario
 from tests.crash.disk import Disk
 from tests.crash.files import Orders, lines_of
-from tests.crash.process import Job, Scenario, current, start
+from tests.crash.process import Job, current, start
 
 _LOG = logging.getLogger(__name__)  # shown when a test fails
 

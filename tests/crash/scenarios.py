@@ -12,9 +12,10 @@ from checkpoints.corpora import current_snapshot_id
 from checkpoints.store import Store
 from flows.planning import plan_rerun, plan_run
 from flows.replay import plan_replay
+from tests.crash.acts import Scenario
 from tests.crash.files import Orders, lines_of
 from tests.crash.inputs import crash_settings, write_inputs
-from tests.crash.process import FAILING_STAGE, Job, Scenario, start
+from tests.crash.process import FAILING_STAGE, Job, start
 
 RUN = "r"
 
