@@ -20,7 +20,7 @@ from checkpoints.logical_digest import logical_digest
 from checkpoints.manifests import corrupt, manifest_path, read_manifest, run_digest, stage_folder
 from checkpoints.records import sealed
 from checkpoints.store import Store
-from contracts.errors import CheckpointError, CorruptArtifactError, MissingArtifactError
+from contracts.errors import CheckpointError, MissingArtifactError
 from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan
 
 

@@ -37,9 +37,15 @@ def letters_of(store: Store, manifest: Manifest) -> list[DeadLetter]:
     Raises:
         CorruptArtifactError: the file is gone, or is not what was committed.
     """
-    named = manifest.dead_letters
-    if named is None:
-        return []
+    return [] if manifest.dead_letters is None else read_letters(store, manifest.dead_letters)
+
+
+def read_letters(store: Store, named: DeadLetterFile) -> list[DeadLetter]:
+    """The dead letters in a file that a manifest names.
+
+    Raises:
+        CorruptArtifactError: as `letters_of`.
+    """
     try:
         data = store.read(named.file)
     except MissingArtifactError as error:

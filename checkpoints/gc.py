@@ -12,9 +12,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.commit import manifests
 from checkpoints.corpora import corpus_pointer
 from checkpoints.lease import Lease, hold
+from checkpoints.manifests import manifests
 from checkpoints.published import published_pointer
 from checkpoints.run import load_plan, run_ids
 from checkpoints.store import Store

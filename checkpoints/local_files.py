@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 _UNFINISHED = ".unfinished"  # no path of a store can name it, so a file that a crash left here is never listed or read
@@ -64,6 +65,22 @@ class LocalFiles:
         # Also when it was gone: who removed it may have been killed before this step, and then it could come back.
         if target.parent.is_dir():
             self.sync_folder(target.parent)
+
+    def tags(self, folder: str, ending: str) -> dict[str, str]:
+        """What the disk knows of the files right below a folder, by name; see `Store.tags`.
+
+        Raises:
+            OSError: what the disk says, unless there is no such folder.
+        """
+        found: dict[str, str] = {}
+        with suppress(FileNotFoundError), os.scandir(self.root / folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(ending):
+                    with suppress(FileNotFoundError):  # it has just been removed
+                        file = entry.stat()
+                        # Nobody can set back st_ctime_ns, the time of the last change of anything.
+                        found[entry.name] = f"{file.st_ino} {file.st_mtime_ns} {file.st_ctime_ns} {file.st_size}"
+        return found
 
     def sweep(self, older_than_seconds: float) -> int:
         """Removes what killed writers left unfinished, and says how many files that were.

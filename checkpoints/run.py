@@ -7,8 +7,8 @@ import re
 import traceback
 from collections.abc import Iterator
 
-from checkpoints.commit import manifests
 from checkpoints.dead_letters import letters_of, replayed_queries
+from checkpoints.manifests import manifests
 from checkpoints.records import sealed, unsealed
 from checkpoints.store import Store
 from contracts.errors import ConfigurationError, CorruptArtifactError, DartflowError, MissingArtifactError
@@ -125,7 +125,7 @@ def stage_manifests(store: Store, plan: RunPlan, stage: str) -> Iterator[Manifes
     Raises:
         ConfigurationError: no such stage.
         MissingArtifactError: a part that was never committed.
-        CorruptArtifactError: as `checkpoints.commit.read_manifest`.
+        CorruptArtifactError: as `checkpoints.manifests.read_manifest`.
     """
     for entry in stage_entries(plan, stage):
         for part, manifest in zip(entry.shards, manifests(store, plan, entry), strict=True):

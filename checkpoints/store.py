@@ -165,6 +165,25 @@ class Store:
         with self._at(prefix):
             return {entry["path"]: entry["size"] for batch in obstore.list(self._objects, prefix) for entry in batch}
 
+    def tags(self, folder: str, ending: str = "") -> dict[str, str]:
+        """What the store knows of the files right below a folder without reading them, by name.
+
+        A tag changes when the file is replaced, written to or touched; on disk also with a copy of the store.
+
+        Args:
+            folder: whose files; of a folder that is not there, none.
+            ending: of the names that are wanted.
+        """
+        with self._at(folder):
+            if self._local is not None:
+                return self._local.tags(folder, ending)
+            return {
+                name: f"{entry['e_tag']} {entry['last_modified'].isoformat()} {entry['size']}"
+                for batch in obstore.list(self._objects, folder)
+                for entry in batch
+                if (name := entry["path"].removeprefix(f"{folder}/")).endswith(ending) and "/" not in name
+            }
+
     def folders(self, prefix: str) -> list[str]:
         """The names of the folders right below a folder that hold any file, sorted."""
         with self._at(prefix):

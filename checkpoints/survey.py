@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from checkpoints.commit import manifests
 from checkpoints.corpora import corpus_pointer, load_snapshot, snapshot_folder, snapshot_ids
 from checkpoints.lease import holder_of
+from checkpoints.manifests import manifests
 from checkpoints.pointer import PointerRecord
 from checkpoints.published import published_pointer, published_run
 from checkpoints.run import check_run_id, load_plan, run_ids
@@ -22,7 +22,8 @@ from contracts.manifest import Manifest, RunPlan
 # What a run's folder holds, below it. Whatever else lies there is somebody's, and goes only with the whole run.
 MANIFEST = re.compile(r"[0-9]+-\w+/part-[0-9]+\.json")
 _TABLE_OR_LETTERS = re.compile(r"[0-9]+-\w+/part-[0-9]+\.[0-9a-f]+\.parquet|dead_letters/[^/]+\.jsonl")
-_OWN = re.compile(rf"{MANIFEST.pattern}|{_TABLE_OR_LETTERS.pattern}|failure\.json|lease/[0-9]+\.json")
+_ASIDE = r"[0-9]+-\w+/summary-[0-9]+\.json|failure\.json|lease/[0-9]+\.json"
+_OWN = re.compile(rf"{MANIFEST.pattern}|{_TABLE_OR_LETTERS.pattern}|{_ASIDE}")
 
 
 @dataclass(frozen=True)

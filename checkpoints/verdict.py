@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from checkpoints.commit import manifests, stage_folder
 from checkpoints.dead_letters import replayed_queries
 from checkpoints.lease import holder_of
-from checkpoints.run import failure_of, planned_rows, stage_names
+from checkpoints.manifests import stage_folder
+from checkpoints.run import failure_of, stage_entries, stage_names
 from checkpoints.store import Store
-from contracts.manifest import Manifest, RunPlan, StagePlan, StageStatus, Verdict, VerdictName
+from checkpoints.summary import Summary, added_up, calls_added_up, read_summary
+from contracts.manifest import RunPlan, StagePlan, StageStatus, Verdict, VerdictName
 
-# A stage's manifests by part; parts that are not committed are left out.
-Found = Mapping[str, Mapping[int, Manifest]]
+# What the manifests of each stage say, a summary for each of its entries in the plan.
+Found = Mapping[str, Sequence[Summary]]
 
 
 def verdict(store: Store, plan: RunPlan) -> Verdict:
@@ -44,64 +45,74 @@ def verdict(store: Store, plan: RunPlan) -> Verdict:
 
 
 def committed(store: Store, plan: RunPlan) -> Found:
-    """All manifests of a run, by stage and part."""
-    found: dict[str, dict[int, Manifest]] = {stage: {} for stage in stage_names(plan)}
-    for entry in plan.stages:
-        for part, manifest in zip(entry.shards, manifests(store, plan, entry), strict=True):
-            if manifest is not None:
-                found[entry.stage][part] = manifest
-    return found
+    """What is committed of a run, by stage.
+
+    Raises:
+        CorruptArtifactError: a manifest that cannot be trusted.
+    """
+    return {stage: committed_of(store, plan, stage) for stage in stage_names(plan)}
 
 
-def stage_status(plan: RunPlan, stage: str, found: Mapping[int, Manifest]) -> StageStatus:
-    """Rows, shards, dead letters and time of one stage, from its manifests."""
-    entries = [entry for entry in plan.stages if entry.stage == stage]
-    loaded = stage == "log_lines"
-    # A dead letter counts until it is replayed, and only from the moment that its part is there.
-    replayed = sum(shard in found for name, shard, _ in replayed_queries(plan) if name == stage)
-    letters = sum(manifest.dead_letters.letters for manifest in found.values() if manifest.dead_letters is not None)
-    computed = [manifest for manifest in found.values() if manifest.borrowed_from is None]
+def committed_of(store: Store, plan: RunPlan, stage: str) -> list[Summary]:
+    """What is committed of one stage.
+
+    Raises:
+        CorruptArtifactError: a manifest that cannot be trusted.
+    """
+    return [read_summary(store, plan, entry) for entry in stage_entries(plan, stage)]
+
+
+def stage_status(plan: RunPlan, stage: str, found: Sequence[Summary]) -> StageStatus:
+    """Rows, shards, dead letters and time of one stage."""
+    entries = stage_entries(plan, stage)
     planned = sum(plan.distinct_queries if entry.rows is None else entry.rows for entry in entries)
+    missing = sum(len(summary.missing) for summary in found)
+    computed = sum(summary.computed for summary in found)
+    # A dead letter counts until it is replayed, and only from the moment that its part is there.
+    replayed = sum(_holds(found, shard) for name, shard, _ in replayed_queries(plan) if name == stage)
+    letters = sum(file.letters for summary in found for file in summary.letters.values())
     return StageStatus(
         stage=stage,
-        rows_in=planned - sum(manifest.left_out for manifest in found.values()) - replayed,
-        rows_out=sum(manifest.rows for manifest in found.values()),
+        rows_in=planned - sum(sum(summary.left_out.values()) for summary in found) - replayed,
+        rows_out=sum(summary.rows for summary in found),
         # A file of dead letters that was lost must not make a run look complete.
-        dead_letters=plan.dead_letters if loaded else letters - replayed,
-        computed=len(computed),
-        borrowed=len(found) - len(computed),
-        missing=sum(entry.parts for entry in entries) - len(found),
-        seconds=round(sum(manifest.seconds for manifest in computed), 3),
+        dead_letters=plan.dead_letters if stage == "log_lines" else letters - replayed,
+        computed=computed,
+        borrowed=sum(entry.parts for entry in entries) - missing - computed,
+        missing=missing,
+        seconds=round(sum(summary.seconds for summary in found), 3),
     )
+
+
+def _holds(found: Sequence[Summary], part: int) -> bool:
+    """Whether a part of a stage is committed."""
+    return any(summary.holds(part) for summary in found)
 
 
 def lost_log_lines(plan: RunPlan, found: Found) -> int:
     """How many lines of the log have no answer: bad lines, and the lines of queries taken out and not replayed."""
     letters = [
-        manifest.dead_letters
-        for stage, parts in found.items()
+        file
+        for stage, summaries in found.items()
         if stage != "log_lines"
-        for manifest in parts.values()
-        if manifest.dead_letters is not None
+        for summary in summaries
+        for file in summary.letters.values()
     ]
     replayed = sum(
         query.log_lines
         for replay in plan.replays
         for query in replay.queries
-        if query.shard in found[replay.from_stage]
+        if _holds(found[replay.from_stage], query.shard)
     )
     return plan.dead_letters + sum(letter.log_lines for letter in letters) - replayed
 
 
-def emptied(stage: str, found: Mapping[int, Manifest]) -> str | None:
+def emptied(stage: str, found: Sequence[Summary]) -> str | None:
     """Says so when a stage had candidates and has left none for any query."""
-    accounts = [manifest.account for manifest in found.values() if manifest.account is not None]
-    had = sum(account.candidates_in + sum(account.added.values()) for account in accounts)
-    if had == 0 or any(account.candidates_out > 0 for account in accounts):
+    had = sum(summary.candidates_in + sum(summary.added.values()) for summary in found)
+    if had == 0 or any(summary.candidates_out > 0 for summary in found):
         return None
-    removed: Counter[str] = Counter()
-    for account in accounts:
-        removed.update(account.removed)
+    removed = added_up(summary.removed for summary in found)
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(removed.items()))
     return f"{stage} has left no candidate for any query: {reasons}"
 
@@ -113,49 +124,37 @@ def account_problems(plan: RunPlan, found: Found) -> list[str]:
     dead letters of the stages before it; candidates in + added = out + removed. A part is compared with
     the stages before it where they are committed.
     """
-    problems = []
-    for entry in plan.stages:
-        for part in entry.shards:
-            manifest = found[entry.stage].get(part)
-            if manifest is not None:
-                where = f"{entry.stage}, part {part}"
-                problems += [f"{where}: {problem}" for problem in _part_problems(plan, found, entry, manifest)]
+    problems: list[str] = []
+    # Of the stages so far: dead letters by part, and the parts that one of them misses.
+    letters, unknown = Counter[int](), set[int]()
+    for stage, summaries in found.items():
+        entries = list(zip(stage_entries(plan, stage), summaries, strict=True))
+        for entry, summary in entries:
+            problems += _entry_problems(entry, summary, letters, unknown)
+        for entry, summary in entries:
+            if _leaves_queries_out(entry):
+                letters.update({part: file.letters for part, file in summary.letters.items()})
+                unknown.update(summary.missing)
     return problems
 
 
-def _part_problems(plan: RunPlan, found: Found, entry: StagePlan, manifest: Manifest) -> Iterator[str]:
-    if manifest.account is not None and not manifest.account.balanced:
-        yield f"candidates do not add up: {manifest.account.model_dump()}"
-    letters = 0 if manifest.dead_letters is None else manifest.dead_letters.letters
-    planned = planned_rows(plan, entry, manifest.shard)
-    if planned is None:
-        return
-    if entry.stage == "log_lines":
-        if (manifest.rows, letters) != (planned, plan.dead_letters):
-            yield f"{planned} lines with {plan.dead_letters} dead letters planned, {manifest.rows} with {letters} there"
-        return
-    if manifest.rows + letters + manifest.left_out != planned:
-        yield (
-            f"{planned} queries planned, but {manifest.rows} rows + {letters} dead letters + "
-            f"{manifest.left_out} left out"
-        )
-    before = _letters_before(plan, found, entry, manifest.shard)
-    if before is not None and before != manifest.left_out:
-        yield f"{manifest.left_out} queries left out, but the stages before it have {before} dead letters"
+def _leaves_queries_out(entry: StagePlan) -> bool:
+    """Whether each part of a stage is planned for some queries, less those that the stages before it took out."""
+    return entry.stage != "log_lines" and entry.rows is not None
 
 
-def _letters_before(plan: RunPlan, found: Found, entry: StagePlan, part: int) -> int | None:
-    """Dead letters of one part in all stages before this one; None where one of them is not committed."""
-    letters = 0
-    for earlier in plan.stages:
-        if earlier.stage == entry.stage:
-            return letters
-        if earlier.stage != "log_lines" and earlier.rows is not None and part in earlier.shards:
-            manifest = found[earlier.stage].get(part)
-            if manifest is None:
-                return None
-            letters += 0 if manifest.dead_letters is None else manifest.dead_letters.letters
-    return letters
+def _entry_problems(
+    entry: StagePlan, summary: Summary, letters: Mapping[int, int], unknown: Collection[int]
+) -> Iterator[str]:
+    """What does not add up in the parts of an entry, and which leave out other queries than were taken out before."""
+    for part in sorted({*summary.problems, *summary.left_out, *letters}):
+        if not summary.holds(part):
+            continue
+        where = f"{entry.stage}, part {part}"
+        yield from (f"{where}: {problem}" for problem in summary.problems.get(part, ()))
+        left_out, before = summary.left_out.get(part, 0), letters.get(part, 0)
+        if _leaves_queries_out(entry) and part not in unknown and left_out != before:
+            yield f"{where}: {left_out} queries left out, but the stages before it have {before} dead letters"
 
 
 def _judged(
@@ -189,19 +188,15 @@ def _unfinished(
 
 
 def _emptied_stages(found: Found) -> Iterator[str]:
-    for stage, parts in found.items():
-        problem = emptied(stage, parts)
+    for stage, summaries in found.items():
+        problem = emptied(stage, summaries)
         if problem is not None:
             yield problem
 
 
 def _notes(found: Found) -> Iterator[str]:
     """What is no fault, but worth a look: searches without any match, and calls that needed another try."""
-    calls: dict[str, Counter[str]] = {}
-    for parts in found.values():
-        for manifest in parts.values():
-            for service, counts in manifest.calls.items():
-                calls.setdefault(service, Counter()).update(counts)
+    calls = calls_added_up(summary.calls for summaries in found.values() for summary in summaries)
     for service, ended in calls.items():
         if ended["no_match"] and not ended["ok"]:
             yield f"{service} found nothing for any of {ended['no_match']} queries"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from checkpoints.commit import read_manifest, read_table, verify_artifact
+from checkpoints.commit import read_table, verify_artifact
 from checkpoints.corpora import load_snapshot, snapshot_folder
 from checkpoints.digests import sha256
-from checkpoints.run import open_letters, stage_manifests
+from checkpoints.manifests import manifests, read_manifest
+from checkpoints.run import open_letters, stage_entries, stage_manifests, stage_names
 from checkpoints.store import Store
-from checkpoints.verdict import Found, account_problems, committed, lost_log_lines
+from checkpoints.summary import summary_of
+from checkpoints.verdict import Found, account_problems, lost_log_lines
 from contracts.errors import DartflowError
 from contracts.manifest import RunPlan, StagePlan
 
@@ -26,7 +28,7 @@ def verify(store: Store, plan: RunPlan) -> list[tuple[str, str]]:
     for entry in plan.stages:
         findings += [(f"{entry.stage}/part-{part:05d}", _finding(store, plan, entry, part)) for part in entry.shards]
     if all(finding == "ok" for _, finding in findings):
-        found = committed(store, plan)
+        found = _found(store, plan)
         problems = account_problems(plan, found) or list(_line_problems(store, plan, found))
         findings.append(("accounts", problems[0] if problems else "ok"))
     return findings
@@ -57,6 +59,14 @@ def _finding(store: Store, plan: RunPlan, entry: StagePlan, part: int) -> str:
     except DartflowError as error:
         return str(error)
     return "ok"
+
+
+def _found(store: Store, plan: RunPlan) -> Found:
+    """What the manifests themselves say, whatever summary is kept beside them."""
+    return {
+        stage: [summary_of(plan, entry, manifests(store, plan, entry)) for entry in stage_entries(plan, stage)]
+        for stage in stage_names(plan)
+    }
 
 
 def _line_problems(store: Store, plan: RunPlan, found: Found) -> Iterator[str]:

@@ -10,7 +10,8 @@ import numba
 import numpy as np
 
 from contracts.columns import IntArray, Ragged, offsets_from_lengths, read_only
-from corpus.keyword_index import KeywordIndex, bm25_top, ragged_hits
+from corpus.bm25_top import bm25_top, ragged_hits
+from corpus.keyword_index import KeywordIndex
 from corpus.scope import Scope, Scopes
 from corpus.tokeniser import Tokeniser
 

@@ -12,13 +12,15 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoints.commit import borrow, commit, manifests, verified_bytes
+from checkpoints.commit import borrow, commit, verified_bytes
 from checkpoints.corpora import load_snapshot
-from checkpoints.dead_letters import letters_of
+from checkpoints.dead_letters import letters_of, read_letters
 from checkpoints.lease import Lease, hold
+from checkpoints.manifests import manifests
 from checkpoints.run import clear_failure, load_plan, record_failure, replay_of, stage_entries
 from checkpoints.store import Store
-from checkpoints.verdict import committed, emptied, verdict
+from checkpoints.summary import keep_summary
+from checkpoints.verdict import emptied, verdict
 from contracts.errors import DartflowError, MissingArtifactError, RunHeldError, StageError
 from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan, Verdict
 from contracts.query import DistinctQuery, LogLine
@@ -86,7 +88,7 @@ class Session:
         with hold(self.store, f"runs/{self.plan.run_id}", f"run {self.plan.run_id}") as self._lease:
             clear_failure(self.store, self.plan.run_id)
             try:
-                kept = [one for parts in committed(self.store, self.plan).values() for one in parts.values()]
+                kept = [one for entry in self.plan.stages for one in self._found(entry) if one is not None]
                 if kept:
                     step("verify", lambda: self._verify(kept))
                 # What was taken over before needs its lender no more, which may be gone.
@@ -125,12 +127,12 @@ class Session:
             )  # fmt: skip
 
     def _close_stage(self, entry: StagePlan) -> None:
-        """Notes the queries that a stage took out, and stops the run when it took out every candidate."""
-        found = [manifest for manifest in manifests(self.store, self.plan, entry) if manifest is not None]
+        """Sums a stage up, notes the queries that it took out, and stops the run when it took out every candidate."""
+        summary = keep_summary(self.store, self.plan, entry)
         if entry.stage != "log_lines":
-            for manifest in found:
-                self._take_out(entry.stage, manifest.shard, letters_of(self.store, manifest))
-        problem = None if self.plan.allow_emptied_stages else emptied(entry.stage, dict(enumerate(found)))
+            for part, file in summary.letters.items():
+                self._take_out(entry.stage, part, read_letters(self.store, file))
+        problem = None if self.plan.allow_emptied_stages else emptied(entry.stage, [summary])
         if problem is not None and entry.first_part == 0:
             raise StageError(
                 f"run {self.plan.run_id}", problem, next_step="Correct the settings of the stage and rerun, or set "
@@ -157,8 +159,11 @@ class Session:
         map_shards(work, missing, self.settings.executor, report)
 
     def _missing(self, entry: StagePlan) -> list[int]:
-        found = manifests(self.store, self.plan, entry)
-        return [part for part, manifest in zip(entry.shards, found, strict=True) if manifest is None]
+        return [part for part, manifest in zip(entry.shards, self._found(entry), strict=True) if manifest is None]
+
+    def _found(self, entry: StagePlan) -> list[Manifest | None]:
+        """The manifests themselves, not their summary: work is built upon what was read."""
+        return manifests(self.store, self.plan, entry)
 
     def _borrow(self, entries: list[StagePlan]) -> None:
         """Verifies and takes over every artifact of the parent that the plan borrows, before anything is computed."""

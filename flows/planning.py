@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from checkpoints.commit import manifests
 from checkpoints.corpora import load_snapshot
 from checkpoints.digests import sha256
 from checkpoints.run import stage_entries
 from checkpoints.store import Store
+from checkpoints.summary import read_summary
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import ChangedRunError, InputError
 from contracts.manifest import RunPlan, StagePlan
@@ -199,10 +199,10 @@ def _reasons_to_compute(
     if replayed:
         # Its shards lack the queries that were replayed apart: the new run has them all in their shards again.
         yield f"was replayed in {parent.run_id}"
-    found = manifests(store, parent, before)
-    if None in found:
+    found = read_summary(store, parent, before)
+    if found.missing:
         yield f"not finished in {parent.run_id}"
-    if computed and any(manifest is not None and manifest.left_out for manifest in found):
+    if computed and found.left_out:
         yield f"left out queries that {computed[-1]} may let pass now"
 
 

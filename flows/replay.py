@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from checkpoints.commit import manifests
 from checkpoints.corpora import load_snapshot
 from checkpoints.digests import canonical_json, sha256
+from checkpoints.manifests import manifests
 from checkpoints.run import open_letters, stage_names
 from checkpoints.store import Store
 from contracts.errors import StageError

@@ -15,7 +15,7 @@ from prefect.tasks import Task
 
 from checkpoints.run import load_plan, stage_names
 from checkpoints.store import Store
-from checkpoints.verdict import committed, stage_status
+from checkpoints.verdict import committed_of, stage_status
 from contracts.errors import StageError
 from contracts.manifest import StageStatus
 from flows.engine import Session, Step
@@ -31,7 +31,7 @@ def prefect_step(session: Session) -> Step:
         def run_step() -> None:
             body()
             if name in stages:
-                found = committed(session.store, session.plan)[name]
+                found = committed_of(session.store, session.plan, name)
                 _show_in_prefect(name, stage_status(session.plan, name, found))
 
         as_task(name, run_step)()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoints.commit import read_manifest, read_table
+from checkpoints.commit import read_table
+from checkpoints.manifests import read_manifest
 from checkpoints.run import replay_of, stage_entries, stage_names
 from checkpoints.store import Store
 from contracts.errors import CheckpointError

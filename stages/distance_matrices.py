@@ -25,13 +25,14 @@ class Params(BaseParams):
     """distance_matrices has no settings: cosine distance needs none."""
 
 
-# Leave to add in another order is what lets the sum run in vector lanes, three times as fast.
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
-def _distance(left: Array, right: Array) -> float:
-    """1 - cos of two float64 vectors of length 1, in [0, 2], rounding taken off."""
-    cosine = 0.0
-    for i in range(len(left)):
-        cosine += left[i] * right[i]
+# Rows of one matrix product. More would compute more of the half that is not kept, fewer would feed the
+# processor worse: 16 is best for 30 candidates, and within a tenth of the best for 15 and 100.
+_BLOCK = 16
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _distance(cosine: float) -> float:
+    """1 - cos in [0, 2], rounding taken off."""
     distance = 1.0 - cosine
     return 0.0 if distance < _ROUNDING else min(distance, 2.0)
 
@@ -40,10 +41,10 @@ def _distance(left: Array, right: Array) -> float:
 def cosine_distances(vectors: Array, offsets: Array, rows: Array, embeddings: Array) -> tuple[Array, Array]:
     """Cosine distances of every query to its candidates, and of its candidates to each other.
 
-    A distance depends on its two vectors alone, not on the shard or the number of threads: products of two
-    float32 are exact in float64, and every sum of one length runs in the same order. That order follows the
-    vector unit, so another kind of processor may differ in the last bit of float64, which the rounding to
-    float32 hides all but about once in a thousand million distances.
+    The vectors of one query are multiplied in blocks of rows, in float64 by BLAS: products of two float32 are
+    exact there. A distance depends on the vectors of its own query alone, not on the shard or the number of
+    shards at work. The order of a sum follows the processor, so another kind of it may differ in the last
+    bits of float64, which the rounding to float32 hides all but about once in a hundred million distances.
 
     Args:
         vectors: (queries, dimension) float32, rows of length 1.
@@ -60,24 +61,31 @@ def cosine_distances(vectors: Array, offsets: Array, rows: Array, embeddings: Ar
     0.005, noise of 1e-7 between exact copies would outweigh every true gain.
     """
     queries, dimension = vectors.shape
-    pairs = 0
+    pairs, most = 0, 0
     for query in range(queries):
         count = offsets[query + 1] - offsets[query]
         pairs += count * (count - 1) // 2
+        most = max(most, count)
     to_query = np.empty(len(rows), np.float32)
     to_each_other = np.empty(pairs, np.float32)
-    asked = np.empty(dimension, np.float64)
+    gathered = np.empty((most + 1, dimension), np.float64)  # the query in row 0, then its candidates
     pair = 0
     for query in range(queries):
         start, count = offsets[query], offsets[query + 1] - offsets[query]
-        asked[:] = vectors[query]
-        gathered = np.empty((count, dimension), np.float64)
+        for axis in range(dimension):  # an assignment of whole rows would cost as much as the product
+            gathered[0, axis] = vectors[query, axis]
         for i in range(count):
-            gathered[i] = embeddings[rows[start + i]]
-            to_query[start + i] = _distance(asked, gathered[i])
-            for j in range(i):
-                to_each_other[pair] = _distance(gathered[i], gathered[j])
-                pair += 1
+            row = rows[start + i]
+            for axis in range(dimension):
+                gathered[i + 1, axis] = embeddings[row, axis]
+        for first in range(0, count + 1, _BLOCK):
+            last = min(first + _BLOCK, count + 1)
+            cosines = np.dot(gathered[first:last], gathered[:last].T)
+            for i in range(max(first, 1), last):
+                to_query[start + i - 1] = _distance(cosines[i - first, 0])
+                for j in range(1, i):
+                    to_each_other[pair] = _distance(cosines[i - first, j])
+                    pair += 1
     return to_query, to_each_other
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from checkpoints.commit import borrow, commit, manifest_path, manifests, read_manifest
+from checkpoints.commit import borrow, commit
 from checkpoints.corpora import save_snapshot
 from checkpoints.digests import sha256
+from checkpoints.manifests import manifest_path, manifests, read_manifest
 from checkpoints.records import sealed
 from checkpoints.run import replay_of, stage_entries, stage_names
 from checkpoints.store import Store

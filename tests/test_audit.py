@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints.commit import borrow, commit, manifests, read_table
+from checkpoints.commit import borrow, commit, read_table
+from checkpoints.manifests import manifests
 from checkpoints.run import create_run, load_plan, stage_entries, stage_manifests
 from checkpoints.store import Store
 from contracts.errors import ConfigurationError, InputError

@@ -17,21 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from checkpoints.commit import (
-    borrow,
-    commit,
-    manifest_path,
-    manifests,
-    parquet_bytes,
-    read_manifest,
-    read_table,
-    run_digest,
-    stage_folder,
-    verified_bytes,
-    verify_artifact,
-)
+from checkpoints.commit import borrow, commit, parquet_bytes, read_table, verified_bytes, verify_artifact
 from checkpoints.dead_letters import letters_of
-from checkpoints.digests import key_of, logical_digest, sha256
+from checkpoints.digests import key_of, sha256
+from checkpoints.logical_digest import logical_digest
+from checkpoints.manifests import manifest_path, manifests, read_manifest, run_digest, stage_folder
 from checkpoints.records import sealed, unsealed
 from checkpoints.run import create_run, load_plan
 from checkpoints.store import Store

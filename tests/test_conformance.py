@@ -14,7 +14,7 @@ import pytest
 
 import stages
 from checkpoints.commit import parquet_bytes
-from checkpoints.digests import logical_digest
+from checkpoints.logical_digest import logical_digest
 from contracts.errors import ConfigurationError
 from contracts.evidence import EvidencePlan
 from contracts.table import check_rows, schema

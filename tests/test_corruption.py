@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 
 import flows.engine
-from checkpoints.commit import manifest_path
 from checkpoints.corpora import current_snapshot_id, load_snapshot
+from checkpoints.manifests import manifest_path, manifests
 from checkpoints.run import create_run, load_plan, open_letters
 from checkpoints.store import Store
-from checkpoints.verdict import committed, verdict
+from checkpoints.verdict import verdict
 from checkpoints.verify import verify
 from contracts.errors import CorruptArtifactError, DartflowError, MissingArtifactError
 from contracts.manifest import RunPlan
@@ -168,11 +168,10 @@ def files_of(store: Store, plan: RunPlan) -> list[File]:
     files.append(File(f"{corpus}/snapshot.json", SNAPSHOT, plan.snapshot_id))
     names = [file.name for file in load_snapshot(store, plan.snapshot_id).files]
     files += [File(f"{corpus}/{name}", SNAPSHOT_FILE, f"{plan.snapshot_id}/{name}") for name in names]
-    numbers = {entry.stage: entry.number for entry in plan.stages}
-    for stage, parts in committed(store, plan).items():
-        for part, manifest in parts.items():
-            place = (f"{stage}/part-{part:05d}", stage, part)
-            files.append(File(manifest_path(RUN, numbers[stage], stage, part), MANIFEST, *place))
+    for entry in plan.stages:
+        for part, manifest in zip(entry.shards, manifests(store, plan, entry), strict=True):
+            place = (f"{entry.stage}/part-{part:05d}", entry.stage, part)
+            files.append(File(manifest_path(RUN, entry.number, entry.stage, part), MANIFEST, *place))
             files.append(File(manifest.file, PARQUET, *place))
             if manifest.dead_letters is not None:
                 files.append(File(manifest.dead_letters.file, LETTERS, *place))

@@ -54,6 +54,7 @@ def test_the_points_cover_every_file_of_every_stage_at_every_step(scenarios: dic
     for entry in run.plan.stages:
         folder = f"runs/{RUN}/{entry.number:02d}-{entry.stage}"
         assert steps(run, f" {folder}/") == around("make_folder", "sync_folder")
+        assert steps(run, f" {folder}/summary-00000.json") == torn | around("rename", *PUT)
         for part in range(entry.parts):
             assert steps(run, f" {folder}/part-{part:05d}.*.parquet") == torn | around("rename", *PUT)
             assert steps(run, f" {folder}/part-{part:05d}.json") == torn | around("link", *PUT)
@@ -90,6 +91,7 @@ def test_a_run_that_is_killed_in_a_stage_is_finished_by_resume(
         ("run", "run.json"),
         ("run", "lease/000001"),
         ("run", "dead_letters/"),
+        ("run", "summary-"),
         ("failing", "failure.json"),
         ("failed", "failure.json"),
         ("failed", "lease/"),

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints.commit import manifests
 from checkpoints.dead_letters import letters_of, replayed_queries, write_letters
 from checkpoints.digests import sha256
+from checkpoints.manifests import manifests
 from checkpoints.run import create_run, open_letters
 from checkpoints.store import Store
 from checkpoints.verdict import verdict

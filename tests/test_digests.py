@@ -14,7 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from checkpoints.commit import parquet_bytes
-from checkpoints.digests import canonical_json, key_of, logical_digest, sha256
+from checkpoints.digests import canonical_json, key_of, sha256
+from checkpoints.logical_digest import logical_digest
 from contracts.candidates import Candidates, Distances, FusedRanking, LogProbabilities, Selection
 from contracts.corpus import Chunk
 from contracts.errors import CheckpointError

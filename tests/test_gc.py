@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints.commit import borrow, read_manifest
+from checkpoints.commit import borrow
 from checkpoints.corpora import load_snapshot, save_snapshot, snapshot_ids, use_snapshot
 from checkpoints.gc import collect
 from checkpoints.lease import hold, holder_of
 from checkpoints.local_files import LocalFiles
+from checkpoints.manifests import read_manifest
 from checkpoints.published import described_run, publish, published_pointer, roll_back
 from checkpoints.run import create_run, load_plan, run_ids
 from checkpoints.store import Store

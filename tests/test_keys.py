@@ -19,9 +19,9 @@ import pytest
 import yaml
 from pydantic import create_model
 
-from checkpoints.commit import read_manifest
 from checkpoints.corpora import current_snapshot_id, load_snapshot
-from checkpoints.digests import logical_digest
+from checkpoints.logical_digest import logical_digest
+from checkpoints.manifests import read_manifest
 from checkpoints.run import create_run, load_plan, stage_entries
 from checkpoints.store import Store
 from contracts.errors import ConfigurationError
@@ -502,6 +502,7 @@ def test_a_changed_byte_of_source_changes_exactly_the_stages_behind_which_it_sta
         ("stages/family_rescue.py", only("family_searches", "family_rescue")),
         ("corpus/files.py", CORPUS),
         ("corpus/keyword_index.py", CORPUS),
+        ("corpus/bm25_top.py", CORPUS),
         ("corpus/exact_tokens.py", only("blended_rerank")),
         ("models/onnx_cross_encoder.py", MODEL),
         ("models/embedder.py", LOG),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
 from contracts.columns import offsets_from_lengths
-from corpus.keyword_index import KeywordIndex, bm25_top, ragged_hits
+from corpus.bm25_top import bm25_top, ragged_hits
+from corpus.keyword_index import KeywordIndex
 
 # Lengths 4, 6 and 5: the mean is 5. "cat" stands in two of three chunks, everything else in one.
 SENTENCES = [
@@ -209,3 +210,28 @@ def test_scores_are_those_of_rank_bm25_to_the_last_bit_over_the_bags(chunks, que
     # In their order of reading the tokens only move the last bits of the mean idf.
     read = BM25Okapi(chunks, k1=k1, b=b, epsilon=epsilon).get_scores(query)
     assert list(found.values()) == pytest.approx([read[row] for row in found], rel=1e-12, abs=1e-13)
+
+
+def test_rare_and_common_terms_are_added_up_alike():
+    chunks, random = 60, np.random.default_rng(3)
+    holders = {
+        term: np.sort(random.choice(chunks, size, replace=False)) for term, size in enumerate((1, 4, 25, 50, 60))
+    }
+    offsets = np.concatenate(([0], np.cumsum([len(rows) for rows in holders.values()]))).astype(np.int64)
+    rows = np.concatenate(list(holders.values())).astype(np.int32)
+    scores = random.normal(size=len(rows))
+    eligible = random.random(chunks) < 0.7
+    asked = [[0], [1], [0, 1], [2], [3], [0, 4], [1, 1, 3], [2, 3, 4], []]
+    counts, top_rows, top_scores = bm25_top(
+        np.concatenate(([0], np.cumsum([len(one) for one in asked]))).astype(np.int64),
+        np.array([term for one in asked for term in one], np.int64), offsets, rows, scores, eligible, 10, chunks,
+    )  # fmt: skip
+    for query, terms in enumerate(asked):
+        sums: dict[int, float] = {}
+        for term in terms:
+            for place in range(offsets[term], offsets[term + 1]):
+                if eligible[rows[place]]:
+                    sums[int(rows[place])] = sums.get(int(rows[place]), 0.0) + scores[place]
+        best = sorted(sums.items(), key=lambda found: (-found[1], found[0]))[:10]
+        found = zip(top_rows[query, : counts[query]].tolist(), top_scores[query, : counts[query]].tolist(), strict=True)
+        assert list(found) == best

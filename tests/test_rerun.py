@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.commit import manifest_path
+from checkpoints.manifests import manifest_path
 from checkpoints.records import sealed
 from checkpoints.run import load_plan, stage_entries
 from checkpoints.store import Store

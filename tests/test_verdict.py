@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints.commit import borrow, run_digest
+from checkpoints.commit import borrow
 from checkpoints.lease import LeaseRecord, hold
+from checkpoints.manifests import run_digest
 from checkpoints.records import sealed, unsealed
 from checkpoints.run import clear_failure, create_run, open_letters, record_failure
 from checkpoints.store import Store
+from checkpoints.summary import Summary, summary_of
 from checkpoints.verdict import account_problems, committed, emptied, lost_log_lines, stage_status, verdict
 from contracts.errors import CorruptArtifactError, StageError
 from contracts.manifest import Account, DeadLetterFile, Manifest, RunPlan
@@ -333,11 +335,12 @@ def counted(plan: RunPlan, stage: str, part: int, rows: int, letters: int, left_
     return Manifest(**{**given_parts, **more})
 
 
-def kept_in(plan: RunPlan, numbers) -> dict[str, dict[int, Manifest]]:
-    found: dict[str, dict[int, Manifest]] = {entry.stage: {} for entry in plan.stages}
-    for (stage, part), counts in numbers.items():
-        found[stage][part] = counted(plan, stage, part, *counts)
-    return found
+def kept_in(plan: RunPlan, numbers, **more) -> dict[str, list[Summary]]:
+    manifests = {place: counted(plan, *place, *counts, **more) for place, counts in numbers.items()}
+    return {
+        entry.stage: [summary_of(plan, entry, [manifests.get((entry.stage, part)) for part in entry.shards])]
+        for entry in plan.stages
+    }
 
 
 @given(split=splits())
@@ -372,8 +375,7 @@ COUNTS = st.dictionaries(st.sampled_from(["found", "rescued", "cut", "below"]), 
 def test_candidates_are_balanced_exactly_when_they_add_up(candidates_in, added, removed, candidates_out):
     account = Account(candidates_in=candidates_in, added=added, removed=removed, candidates_out=candidates_out)
     plan = make_plan()
-    found = kept_in(plan, {("oversample", 0): (3, 0, 0)})
-    found["oversample"][0] = found["oversample"][0].model_copy(update={"account": account})
+    found = kept_in(plan, {("oversample", 0): (3, 0, 0)}, account=account)
     adds_up = candidates_in + sum(added.values()) - sum(removed.values()) - candidates_out == 0
     assert (account_problems(plan, found) == []) is adds_up
 
@@ -415,7 +417,7 @@ ACCOUNTS = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 2)).fi
 @given(accounts=st.lists(st.none() | ACCOUNTS, max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_a_stage_is_emptied_exactly_when_it_had_candidates_and_has_none(accounts):
-    plan, found = make_plan(), {}
+    plan, found = make_plan(), []
     for part, numbers in enumerate(accounts):
         account = None
         if numbers is not None:
@@ -423,11 +425,12 @@ def test_a_stage_is_emptied_exactly_when_it_had_candidates_and_has_none(accounts
             account = Account(
                 candidates_in=had, added={"found": added}, removed={"cut": had + added - out}, candidates_out=out
             )
-        found[part] = counted(plan, "oversample", part, 3, 0, 0, account=account)
+        found.append(counted(plan, "oversample", part, 3, 0, 0, account=account))
     known = [numbers for numbers in accounts if numbers is not None]
     had, out = sum(one[0] + one[1] for one in known), sum(one[2] for one in known)
     said = f"oversample has left no candidate for any query: {had} cut"
-    assert emptied("oversample", found) == (said if had and not out else None)
+    entry = entry_of(plan, "oversample").model_copy(update={"parts": len(found)})
+    assert emptied("oversample", [summary_of(plan, entry, found)]) == (said if had and not out else None)
 
 
 def note_of(store, *calls) -> list[str]:
@@ -592,11 +595,11 @@ def test_a_replay_above_the_error_budget_is_failed(store):
 
 def test_the_row_of_a_stage_is_made_of_its_manifests_alone():
     plan = make_plan()
-    found = {
-        0: counted(plan, "oversample", 0, 2, 1, 0, seconds=1.2345),
-        1: counted(plan, "oversample", 1, 2, 0, 0, borrowed_from="run-z", seconds=9),
-    }
-    status = stage_status(plan, "oversample", found)
+    found = [
+        counted(plan, "oversample", 0, 2, 1, 0, seconds=1.2345),
+        counted(plan, "oversample", 1, 2, 0, 0, borrowed_from="run-z", seconds=9),
+    ]
+    status = stage_status(plan, "oversample", [summary_of(plan, entry_of(plan, "oversample"), found)])
     assert status.model_dump() == {
         "stage": "oversample", "rows_in": 5, "rows_out": 4, "dead_letters": 1, "computed": 1, "borrowed": 1,
         "missing": 0, "seconds": 1.234,

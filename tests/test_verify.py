@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints.commit import borrow, manifests
+from checkpoints.commit import borrow
+from checkpoints.manifests import manifests
 from checkpoints.run import create_run, open_letters
 from checkpoints.store import Store
 from checkpoints.verdict import verdict

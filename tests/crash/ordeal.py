@@ -27,7 +27,7 @@ from tests.crash.process import Job, current, start
 
 _LOG = logging.getLogger(__name__)  # shown when a test fails
 
-_UNSTABLE = {"started_at", "seconds", "created_at", "at", "generation", "sha256_of_the_above"}
+_UNSTABLE = {"started_at", "seconds", "created_at", "at", "generation", "fingerprint", "sha256_of_the_above"}
 
 
 class Ordeal:
@@ -162,9 +162,14 @@ def is_manifest(path: str) -> bool:
     return path.startswith("runs/") and "/part-" in path and path.endswith(".json")
 
 
+def is_summary(path: str) -> bool:
+    """Whether a path is that of a summary."""
+    return path.startswith("runs/") and "/summary-" in path
+
+
 def stable(path: str, data: bytes) -> Any:
-    """A file without what differs from one pass to the next: times in manifests and pointers, and digests over them."""
-    if not is_manifest(path) and not path.endswith(("/snapshot.json", "/current.json")):
+    """A file without what differs from pass to pass: times in records, fingerprints of files, and digests over them."""
+    if not is_manifest(path) and not is_summary(path) and not path.endswith(("/snapshot.json", "/current.json")):
         return data
     try:
         return {name: value for name, value in json.loads(data).items() if name not in _UNSTABLE}
