@@ -88,7 +88,7 @@ class Store:
         with self._at(path):
             try:
                 return self._get(path)
-            except (FileNotFoundError, NotFoundError) as error:
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError, NotFoundError) as error:
                 if _NO_BUCKET in str(error):
                     raise
                 raise MissingArtifactError(
@@ -96,9 +96,11 @@ class Store:
                 ) from error
 
     def _get(self, path: str) -> bytes:
+        if self.root is not None:
+            return (self.root / path).read_bytes()  # a tenth of the time that obstore takes for small files
         found = obstore.get(self._objects, path)
         size, version = found.meta["size"], found.meta["e_tag"]
-        if self.root is not None or size <= _LONGEST_ANSWER:
+        if size <= _LONGEST_ANSWER:
             return bytes(found.bytes())
         parts = []
         for start in range(0, size, _LONGEST_ANSWER):

@@ -11,7 +11,6 @@ import typer
 
 from contracts.errors import DartflowError
 from flows.commands import corpora, publishing, recovery, results, runs
-from flows.screens import ERR
 
 app = typer.Typer(
     name="dartflow",
@@ -49,20 +48,22 @@ def main() -> NoReturn:
     try:
         app(standalone_mode=True)
     except DartflowError as error:
-        ERR.print(f"[bold red]error:[/] {type(error).__name__}", highlight=False)
-        ERR.print(str(error), markup=False, highlight=False)
+        _show_error(error, str(error))
         sys.exit(error.exit_status)
     except Exception as error:  # noqa: BLE001 - the last resort
         with tempfile.NamedTemporaryFile("w", prefix="dartflow-", suffix=".log", delete=False) as file:
             file.write("".join(traceback.format_exception(error)))
-        ERR.print(f"[bold red]error:[/] {type(error).__name__}", highlight=False)
-        ERR.print(
-            f"dartflow: a defect: got {next(iter(str(error).splitlines()), 'no message')}. Report it with {file.name}.",
-            markup=False,
-            highlight=False,
-        )
+        message = next(iter(str(error).splitlines()), "no message")
+        _show_error(error, f"dartflow: a defect: got {message}. Report it with {file.name}.")
         sys.exit(1)
     sys.exit(0)
+
+
+def _show_error(error: Exception, sentence: str) -> None:
+    from flows.screens import ERR
+
+    ERR.print(f"[bold red]error:[/] {type(error).__name__}", highlight=False)
+    ERR.print(sentence, markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from checkpoints.gc import Collected
 from checkpoints.pointer import HistoryEntry
 from checkpoints.published import Gate
 from contracts.manifest import DeadLetter, RunPlan, Verdict
+from flows.printing import plan_rows
 from flows.progress import Progress as Report
 
 # Tables of candidates need room: in a narrow terminal lines break, which is better than cut names.
@@ -30,11 +30,6 @@ _SHOWN_OF_CONTEXT = ("rank", "chunk_id", "families", "origin", "grade", "restore
 _MOST_SHOWN = 8
 _MOST_MOVES = 20
 _COLOURS = {"complete": "green", "partial": "yellow", "running": "cyan"}
-
-
-def print_json(value: Mapping[str, Any]) -> None:
-    """One JSON object on standard output, and nothing else; what has no number is None, since JSON knows no NaN."""
-    print(json.dumps(value, ensure_ascii=False, allow_nan=False))  # noqa: T201 - Rich would wrap and colour it
 
 
 @contextmanager
@@ -147,19 +142,6 @@ def show_plan(plan: RunPlan) -> None:
     for row in plan_rows(plan):
         table.add_row(row["stage"], str(row["computed"]), str(row["borrowed"]), row["because"])
     OUT.print(table)
-
-
-def plan_rows(plan: RunPlan) -> list[dict[str, Any]]:
-    """One row a stage: how many shards would be computed and borrowed, and why."""
-    return [
-        {
-            "stage": entry.stage,
-            "computed": 0 if entry.borrowed_from else entry.parts,
-            "borrowed": entry.parts if entry.borrowed_from else 0,
-            "because": entry.because,
-        }
-        for entry in plan.stages
-    ]
 
 
 def show_gates(run_id: str, gates: Sequence[Gate]) -> None:

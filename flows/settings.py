@@ -63,7 +63,7 @@ class RunParams(Params):
             candidate of every query away; false stops it there.
     """
 
-    shard_size: Annotated[int, Ge(1)] = 256
+    shard_size: Annotated[int, Ge(1)] = 1024
     dead_letter_share: Annotated[float, Ge(0), Le(1)] = 0.05
     dead_letter_count: Annotated[int, Ge(0)] | None = None
     allow_emptied_stages: bool = False

@@ -15,7 +15,7 @@ from checkpoints.store import Store
 from contracts.errors import InputError
 from evaluation.measures import context_measures, rank_measures, read_qrels
 from flows.evaluate import RANKINGS, evaluate_run, load_qrels
-from flows.screens import print_json
+from flows.printing import print_json
 from tests.example import ROOT, RUN, row_of
 
 QRELS = ROOT / "examples" / "qrels.tsv"

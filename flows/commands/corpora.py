@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from checkpoints.corpora import corpus_pointer, roll_back_corpus, stored_snapshots, use_snapshot
-from contracts.corpus import CorpusSnapshot
 from flows.commands.options import ConfigOption, JsonOption, StoreOption, store_of
 from flows.commands.publishing import ByOption, WhyOption, say_moved, standing_of
-from flows.screens import OUT, print_json, show_snapshots
+from flows.printing import print_json
+
+if TYPE_CHECKING:
+    from contracts.corpus import CorpusSnapshot
 
 app = typer.Typer(name="corpus", help="List corpus snapshots, and choose the current one.", no_args_is_help=True)
 
@@ -21,6 +22,9 @@ def list_snapshots(store: StoreOption = None, config: ConfigOption = None, json_
 
     Example: `dartflow corpus list`
     """
+    from checkpoints.corpora import corpus_pointer, stored_snapshots
+    from flows.screens import show_snapshots
+
     opened = store_of(store, config)
     snapshots = stored_snapshots(opened)
     current, standing, problem = standing_of(corpus_pointer(opened))
@@ -55,6 +59,9 @@ def use(
 
     Example: `dartflow corpus use corpus-0c886f854134 --why "the new chunks lack the tables"`
     """
+    from checkpoints.corpora import use_snapshot
+    from flows.screens import OUT
+
     record = use_snapshot(store_of(store, config), snapshot_id, by=by, why=why)
     if record is None:
         OUT.print(f"snapshot {snapshot_id} is current already", highlight=False)
@@ -70,6 +77,8 @@ def rollback(
 
     Example: `dartflow corpus rollback --why "the new chunks lack the tables"`
     """
+    from checkpoints.corpora import roll_back_corpus
+
     record = roll_back_corpus(store_of(store, config), by=by, why=why)
     say_moved(f"snapshot {record.target} is current again", record)
 

@@ -13,7 +13,7 @@ from checkpoints.store import Store
 from contracts.errors import MissingArtifactError
 from contracts.manifest import Verdict
 from flows.defaults import DEFAULT_STORE, PREFIX
-from flows.screens import print_json, show_verdict
+from flows.printing import print_json
 
 if TYPE_CHECKING:
     from flows.settings import Settings
@@ -64,5 +64,7 @@ def finish(result: Verdict, *, as_json: bool = False) -> NoReturn:
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
+        from flows.screens import show_verdict
+
         show_verdict(result)
     raise typer.Exit(EXIT_STATUS.get(result.verdict, 1))

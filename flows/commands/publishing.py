@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from checkpoints.pointer import Pointer, PointerRecord
-from checkpoints.published import PublishedRun, published_pointer, published_run, roll_back
 from checkpoints.run import load_plan
 from checkpoints.store import Store
 from contracts.errors import DartflowError
@@ -20,7 +18,11 @@ from flows.commands.options import (
     settings_of,
     store_of,
 )
-from flows.screens import OUT, print_json, show_gates, show_history
+from flows.printing import print_json
+
+if TYPE_CHECKING:
+    from checkpoints.pointer import Pointer, PointerRecord
+    from checkpoints.published import PublishedRun
 
 WhyOption = Annotated[str | None, typer.Option("--why", help="A sentence for the history.")]
 ByOption = Annotated[str | None, typer.Option("--by", help="Who does it; user@host by default.")]
@@ -42,6 +44,7 @@ def publish(
     does not pass a gate; what is published stays then.
     """
     from flows.publishing import publish_run
+    from flows.screens import OUT, show_gates
 
     settings = settings_of(store, config, set_)
     opened = Store(settings.store, create=False)
@@ -74,6 +77,8 @@ def rollback(
 
     Example: `dartflow rollback --why "empty contexts for Polish"`. The files of that run are verified first.
     """
+    from checkpoints.published import roll_back
+
     record = roll_back(store_of(store, config), by=by, why=why)
     if json_:
         print_json({"run_id": record.target, "current": record.model_dump(mode="json")})
@@ -86,6 +91,9 @@ def published(store: StoreOption = None, config: ConfigOption = None, json_: Jso
 
     Example: `dartflow published --json`
     """
+    from checkpoints.published import published_pointer, published_run
+    from flows.screens import show_history
+
     pointer = published_pointer(store_of(store, config))
     current, standing, problem = standing_of(pointer)
     entries = pointer.history()
@@ -122,6 +130,8 @@ def standing_of(
 
 def say_moved(what: str, record: PointerRecord) -> None:
     """What is current now, and what a rollback would do."""
+    from flows.screens import OUT
+
     back = "there is nothing to go back to"
     if record.previous is not None:
         back = f"a rollback goes back to generation {record.previous}"
@@ -129,6 +139,8 @@ def say_moved(what: str, record: PointerRecord) -> None:
 
 
 def _describe(record: PointerRecord, run: PublishedRun) -> None:
+    from flows.screens import OUT
+
     OUT.print(f"run {run.run_id} is published since {record.at}, by {record.by}", markup=False, highlight=False)
     approved = "" if run.approved_by is None else f", approved by {run.approved_by}"
     counts = run.counts

@@ -8,11 +8,8 @@ from typing import Annotated
 
 import typer
 
-from checkpoints.gc import collect
 from checkpoints.run import create_run, load_plan, open_letters, run_ids
-from checkpoints.survey import Bounds
 from checkpoints.verdict import verdict
-from checkpoints.verify import verify
 from contracts.errors import ConfigurationError
 from flows.commands.options import (
     ConfigOption,
@@ -23,14 +20,7 @@ from flows.commands.options import (
     finish,
     store_of,
 )
-from flows.launch import carry_out
-from flows.screens import (
-    ERR,
-    OUT,
-    print_json,
-    show_collected,
-    show_letters,
-)
+from flows.printing import print_json
 
 
 def verify_run(
@@ -40,6 +30,9 @@ def verify_run(
 
     Example: `dartflow verify 20261130-021500-1f2e`. Exit status: 0 when all are what was committed.
     """
+    from checkpoints.verify import verify
+    from flows.screens import OUT
+
     opened = store_of(store, config)
     findings = verify(opened, load_plan(opened, run_id))
     bad = [(artifact, finding) for artifact, finding in findings if finding != "ok"]
@@ -65,6 +58,8 @@ def dead_letters(
     if json_:
         print_json({"run_id": run_id, "dead_letters": [letter.model_dump(mode="json") for letter in letters]})
     else:
+        from flows.screens import show_letters
+
         show_letters(letters)
 
 
@@ -80,7 +75,9 @@ def replay(
     Example: `dartflow replay 20261130-021500-1f2e`. Twice gives the same run. Lines of the log that could not be
     read stay dead letters: correct the log and run it.
     """
+    from flows.launch import carry_out
     from flows.replay import plan_replay
+    from flows.screens import ERR
     from flows.settings import load_settings
 
     opened = store_of(store, config)
@@ -113,6 +110,9 @@ def gc(
     Example: `dartflow gc --keep 7 --older-than 30 --dry-run`. With both options a run goes only if both let it go.
     Snapshots go by age alone.
     """
+    from checkpoints.gc import collect
+    from checkpoints.survey import Bounds
+
     if keep is None and older_than is None:
         raise ConfigurationError(
             "gc", "does not know what is old", want="--keep N, --older-than DAYS or both", next_step="Give one of them."
@@ -123,4 +123,6 @@ def gc(
         items = [asdict(item) for item in result.items]
         print_json({"dry_run": dry_run, "items": items, "unfinished": result.unfinished})
     else:
+        from flows.screens import show_collected
+
         show_collected(result, dry_run=dry_run)

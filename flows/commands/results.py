@@ -15,7 +15,7 @@ from flows.commands.options import (
     StoreOption,
     store_of,
 )
-from flows.screens import ERR, OUT, print_json, show_measures, show_row
+from flows.printing import print_json
 
 
 def inspect(
@@ -37,6 +37,8 @@ def inspect(
     if json_:
         print_json(row)
     else:
+        from flows.screens import show_row
+
         show_row(row)
 
 
@@ -53,6 +55,7 @@ def export(
     Example: `dartflow export RUN --format trec run.trec --stage blended_rerank`
     """
     from flows.export import write_export
+    from flows.screens import ERR, OUT
 
     opened = store_of(store, config)
     written = write_export(opened, load_plan(opened, run_id), stage, format_, out)
@@ -82,6 +85,8 @@ def evaluate(
         repeated = repeated_ids(opened, plan)
         print_json({"run_id": run_id, "rankings": rankings, "context": context, "repeated_ids": repeated})
     else:
+        from flows.screens import show_measures
+
         show_measures(rankings, context)
 
 
@@ -93,6 +98,7 @@ def contracts(
     Example: `dartflow contracts rrf_merge`
     """
     from flows.contract_pages import contract_page
+    from flows.screens import OUT
     from stages.pipeline import find_stage, numbered_stages
 
     chosen = [found for _, found in numbered_stages()] if stage is None else [find_stage(stage)]

@@ -22,8 +22,7 @@ from flows.commands.options import (
     store_of,
     youngest_run,
 )
-from flows.launch import carry_out, ingest_file, start_run
-from flows.screens import plan_rows, print_json, show_plan, show_verdict
+from flows.printing import plan_rows, print_json
 
 
 def demo(store: StoreOption = None, config: ConfigOption = None, without_prefect: PrefectOption = False) -> None:
@@ -32,6 +31,8 @@ def demo(store: StoreOption = None, config: ConfigOption = None, without_prefect
     Example: `dartflow demo`. Its log has a few bad lines on purpose, so the verdict is partial, which is success here.
     """
     from flows.fingerprint import ROOT
+    from flows.launch import ingest_file, start_run
+    from flows.screens import show_verdict
 
     plan = f"family_rescue.plan={ROOT / 'examples' / 'evidence_plan.yaml'}"
     settings = settings_of(store or ".dartflow/demo", config or ROOT / "config" / "example.yaml", [plan])
@@ -52,6 +53,8 @@ def ingest(
 
     Example: `dartflow ingest examples/corpus.jsonl --store .dartflow`
     """
+    from flows.launch import ingest_file
+
     ingest_file(corpus, settings_of(store, config, set_), without_prefect=without_prefect)
 
 
@@ -69,6 +72,8 @@ def run(
 
     Example: `dartflow run examples/queries.jsonl --set blended_rerank.top_k=8`. Exit status: 0 complete, 3 partial.
     """
+    from flows.launch import start_run
+
     finish(start_run(queries, settings_of(store, config, set_), run_id, without_prefect=without_prefect))
 
 
@@ -87,6 +92,8 @@ def status(
     if json_:
         print_json(result.model_dump(mode="json"))
     else:
+        from flows.screens import show_verdict
+
         show_verdict(result)
 
 
@@ -100,6 +107,7 @@ def resume(
 
     Example: `dartflow resume 20261130-021500-1f2e`. Refused when code, models or settings have changed since.
     """
+    from flows.launch import carry_out
     from flows.planning import check_unchanged
     from flows.settings import load_settings
 
@@ -136,8 +144,12 @@ def rerun(
         if json_:
             print_json({"run_id": run_id, "stages": plan_rows(plan)})
         else:
+            from flows.screens import show_plan
+
             show_plan(plan)
         return
+    from flows.launch import carry_out
+
     create_run(opened, plan)
     result = carry_out(opened, plan, without_prefect=without_prefect)
     finish(result, as_json=json_)
