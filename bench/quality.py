@@ -23,7 +23,7 @@ from evaluation.measures import Qrels
 from flows.engine import Session, plain_step
 from flows.evaluate import evaluate_run, load_qrels
 from flows.planning import new_run_id, plan_run
-from flows.screens import progress_bars
+from flows.progress_bars import progress_bars
 from flows.settings import Settings, load_settings, validated
 from flows.snapshots import make_snapshot
 

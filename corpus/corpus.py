@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +27,9 @@ from corpus.keyword_search import KeywordSearch, lexical_overlap, term_ids
 from corpus.passages import SearchedText, passage_texts
 from corpus.scope import Scope, Scopes
 from corpus.tokeniser import Tokeniser
-from corpus.vectors import index_candidates, is_exact
+
+if TYPE_CHECKING:
+    import faiss
 
 __all__ = ["Corpus", "KeywordSearch", "SearchedText"]
 
@@ -211,6 +212,8 @@ class Corpus:
             scopes: of the same queries.
             depth: >= 1; fewer hits where fewer chunks are eligible.
         """
+        from corpus.vectors import index_candidates, is_exact  # noqa: PLC0415 - as in corpus.files
+
         depth = min(depth, max(len(self.chunks), 1))
         if is_exact(self.index):
             hits = exact_candidates(self.embeddings, vectors, scopes, self.eligible, depth)

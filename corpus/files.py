@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast, get_args
 
-import faiss
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,6 +37,8 @@ _POSTINGS = pa.schema(
 
 def snapshot_files(corpus: Corpus) -> dict[str, bytes]:
     """The files of a snapshot by name; the same corpus gives the same bytes."""
+    import faiss  # noqa: PLC0415 - as below
+
     embeddings = io.BytesIO()
     np.save(embeddings, np.ascontiguousarray(corpus.embeddings))
     return {
@@ -73,6 +74,8 @@ def open_corpus(folder: Path, snapshot: CorpusSnapshot, collapse_identical_texts
         MissingArtifactError: a file is not there.
         CorruptArtifactError: a file is not what was committed.
     """
+    import faiss  # noqa: PLC0415 - a fifth of a second, for commands that open no corpus
+
     for file in snapshot.files:
         _check_file(folder / file.name, file, snapshot.snapshot_id)
     settings = snapshot.settings

@@ -6,6 +6,7 @@ import re
 import threading
 import unicodedata
 from collections.abc import Iterable
+from functools import cache
 from itertools import chain
 from typing import Literal
 
@@ -38,14 +39,19 @@ def _ranges(code_points: Iterable[int]) -> str:
     return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in spans)
 
 
-# Python counts no combining mark to `\w`, which would cut Hindi or Tamil words at every vowel sign. Marks
-# stand in these two stretches of Unicode.
-_MARKS = _ranges(
-    code_point
-    for code_point in chain(range(0x300, 0x20000), range(0xE0100, 0xE01F0))
-    if unicodedata.category(chr(code_point)).startswith("M")
-)
-_WORD = re.compile(rf"\w[\w{_MARKS}]*")
+@cache
+def _word() -> re.Pattern[str]:
+    """A word in any script; made when first asked for, since it takes a look at every mark of Unicode."""
+    # Python counts no combining mark to `\w`, which would cut Hindi or Tamil words at every vowel sign. Marks
+    # stand in these two stretches of Unicode.
+    marks = _ranges(
+        code_point
+        for code_point in chain(range(0x300, 0x20000), range(0xE0100, 0xE01F0))
+        if unicodedata.category(chr(code_point)).startswith("M")
+    )
+    return re.compile(rf"\w[\w{marks}]*")
+
+
 _ASCII_WORD = re.compile(r"[a-z0-9_]+")
 # Han (with its repeat marks) and Hiragana, written without spaces: each character is a word of its own.
 _SINGLE = re.compile(
@@ -104,4 +110,4 @@ def words(text: str) -> list[str]:
         return _ASCII_WORD.findall(text.lower())
     # Case folding can take a composed letter apart, hence the second NFKC.
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
-    return _WORD.findall(_SINGLE.sub(r" \g<0> ", _INVISIBLE.sub("", folded)))
+    return _word().findall(_SINGLE.sub(r" \g<0> ", _INVISIBLE.sub("", folded)))

@@ -8,8 +8,8 @@ from pathlib import Path
 from prefect import flow
 
 from contracts.corpus import CorpusSnapshot
+from flows.progress_bars import progress_bars
 from flows.rerank import as_task
-from flows.screens import progress_bars
 from flows.settings import validated
 from flows.snapshots import make_snapshot
 

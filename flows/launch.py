@@ -16,7 +16,8 @@ from checkpoints.store import Store
 from checkpoints.verdict import verdict
 from contracts.errors import DartflowError, StageError
 from contracts.manifest import RunPlan, Verdict
-from flows.screens import ERR, OUT, progress_bars
+from flows.progress_bars import progress_bars
+from flows.screens import ERR, OUT
 
 if TYPE_CHECKING:
     from flows.settings import Settings

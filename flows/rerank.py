@@ -19,7 +19,7 @@ from checkpoints.verdict import committed_of, stage_status
 from contracts.errors import StageError
 from contracts.manifest import StageStatus
 from flows.engine import Session, Step
-from flows.screens import progress_bars
+from flows.progress_bars import progress_bars
 from flows.settings import validated
 
 

@@ -1,25 +1,24 @@
-"""Screens: what people see in the terminal; results on standard output, progress on standard error."""
+"""Screens: what people see in the terminal; results on standard output, what goes beside them on standard error."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from checkpoints.corpora import StoredSnapshot
-from checkpoints.gc import Collected
-from checkpoints.pointer import HistoryEntry
-from checkpoints.published import Gate
 from contracts.manifest import DeadLetter, RunPlan, Verdict
 from flows.printing import plan_rows
-from flows.progress import Progress as Report
+
+if TYPE_CHECKING:  # they bring Arrow along
+    from checkpoints.corpora import StoredSnapshot
+    from checkpoints.gc import Collected
+    from checkpoints.pointer import HistoryEntry
+    from checkpoints.published import Gate
 
 # Tables of candidates need room: in a narrow terminal lines break, which is better than cut names.
 OUT = Console(soft_wrap=True, width=max(120, shutil.get_terminal_size().columns))
@@ -30,21 +29,6 @@ _SHOWN_OF_CONTEXT = ("rank", "chunk_id", "families", "origin", "grade", "restore
 _MOST_SHOWN = 8
 _MOST_MOVES = 20
 _COLOURS = {"complete": "green", "partial": "yellow", "running": "cyan"}
-
-
-@contextmanager
-def progress_bars() -> Iterator[Report]:
-    """A bar for each stage while the block runs."""
-    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=ERR) as bars:
-        known: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in known:
-                known[stage] = bars.add_task(stage, total=total)
-            bars.update(known[stage], completed=done, total=total)
-
-        yield report
 
 
 def show_verdict(verdict: Verdict) -> None:

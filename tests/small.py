@@ -68,11 +68,12 @@ def small_settings(folder: Path, *assignments: str) -> Settings:
     )  # fmt: skip
 
 
-def small_store(folder: Path) -> Store:
-    """A store below the folder with the small corpus ingested."""
+def small_store(folder: Path, uri: str | None = None) -> Store:
+    """A store, below the folder where no URI names another, with the small corpus ingested."""
     write_small_inputs(folder)
-    make_snapshot(folder / "corpus.jsonl", small_settings(folder), plain_step, no_progress)
-    return Store(str(folder / "store"))
+    uri = str(folder / "store") if uri is None else uri
+    make_snapshot(folder / "corpus.jsonl", small_settings(folder, f"store={uri}"), plain_step, no_progress)
+    return Store(uri)
 
 
 def planned(store: Store, folder: Path, run_id: str, *assignments: str) -> RunPlan:
