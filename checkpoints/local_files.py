@@ -75,7 +75,7 @@ class LocalFiles:
         found: dict[str, str] = {}
         with suppress(FileNotFoundError), os.scandir(self.root / folder) as entries:
             for entry in entries:
-                if entry.name.endswith(ending):
+                if entry.name.endswith(ending) and entry.is_file():
                     with suppress(FileNotFoundError):  # it has just been removed
                         file = entry.stat()
                         # Nobody can set back st_ctime_ns, the time of the last change of anything.

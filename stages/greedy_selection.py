@@ -22,6 +22,8 @@ from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
 # A term this far (in log) below the largest one of a sum adds nothing to a float64: exp(-40) < 2^-53.
 _NEGLIGIBLE = 40.0
+# Below this part of a candidate's whole sum, and below this size, a gain is computed in log space.
+_SOUND, _TINY = 1e-6, 1e-280
 # Rounding of a log gain, relative to its size: within this an earlier gain is no bound for the present one.
 _BOUND_SLACK = 1e-9
 
@@ -87,31 +89,85 @@ def _log_gain(relevance: Array, covered: Array, offered: Array) -> float:
     return largest + math.log(total) if total > 0.0 else -np.inf
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _next_pick(log_densities: Array, relevance: Array, covered: Array, matrix: Array, bounds: Array) -> int:
-    """The candidate with the highest log gain, ties by higher query log density, then by place.
+# Lanes may add in any order: that is what lets the sum run in vectors.
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+def _gain(shares: Array, covered: Array, offered: Array) -> float:
+    """The sum over j of shares[j] * (offered[j] - covered[j]) where offered is above covered."""
+    total = 0.0
+    for j in range(len(offered)):
+        total += shares[j] * max(offered[j] - covered[j], 0.0)
+    return total
 
-    What others have covered never comes back, so gains only fall and the last computed one bounds the
-    present one (`bounds`, brought up to date here; NaN for picked candidates): most need no new sum.
-    """
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _log_row(triangle: Array, place: int, diagonal: float, weight: float, row: Array) -> Array:
+    """Writes row `place` of the symmetric matrix of a lower triangle, times a weight."""
+    first = place * (place - 1) // 2
+    for j in range(place):
+        row[j] = weight * triangle[first + j]
+    row[place] = weight * diagonal
+    for j in range(place + 1, len(row)):
+        row[j] = weight * triangle[j * (j - 1) // 2 + place]
+    return row
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _dartboard_of_query(
+    log_densities: Array,
+    triangle: Array,
+    spread_triangle: Array,
+    diagonal: float,
+    relevance_weight: float,
+    diversity_weight: float,
+    picks: Array,
+    log_gains: Array,
+) -> None:
+    """Picks for one query, as `dartboard` says; writes the first len(picks) of them, or as many as there are."""
+    count = len(log_densities)
+    spread = _square(spread_triangle, count, 1.0, 1.0)
+    relevance = relevance_weight * log_densities
+    highest = relevance.max()
+    shares, log_scale = np.exp(relevance - highest), highest + diversity_weight * diagonal
+    covered, log_covered = np.zeros(count), np.full(count, -np.inf)
+    whole, bounds, row = np.empty(count), np.full(count, np.inf), np.empty(count)
+    for c in range(count):
+        whole[c] = _gain(shares, covered, spread[c])
+    for step in range(min(len(picks), count)):
+        leader = int(np.argmax(log_densities)) if step == 0 else _highest(bounds)
+        best = leader
+        # The leader comes first, since most others then cannot reach it; the first pick of all has no others.
+        for turn in range(count + 1 if step else 1):
+            c = leader if turn == 0 else turn - 1
+            if turn and (
+                c == leader or np.isnan(bounds[c]) or bounds[c] < bounds[best] - _BOUND_SLACK * (1 + abs(bounds[best]))
+            ):
+                continue
+            gain = _gain(shares, covered, spread[c])
+            if gain > _SOUND * whole[c] and gain > _TINY:
+                bounds[c] = math.log(gain) + log_scale
+            else:
+                bounds[c] = _log_gain(relevance, log_covered, _log_row(triangle, c, diagonal, diversity_weight, row))
+            if bounds[c] > bounds[best] or (
+                bounds[c] == bounds[best]
+                and (log_densities[c] > log_densities[best] or (log_densities[c] == log_densities[best] and c < best))
+            ):
+                best = c
+        picks[step], log_gains[step] = best, bounds[best]
+        bounds[best] = np.nan
+        covered = np.maximum(covered, spread[best])
+        log_covered = np.maximum(log_covered, _log_row(triangle, best, diagonal, diversity_weight, row))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _highest(bounds: Array) -> int:
+    """The first candidate with the highest bound; NaN stands for one that is picked."""
     best = -1
     for c in range(len(bounds)):
         if not np.isnan(bounds[c]) and (best < 0 or bounds[c] > bounds[best]):
             best = c
-    bounds[best] = _log_gain(relevance, covered, matrix[best])
-    for c in range(len(bounds)):
-        if c == best or np.isnan(bounds[c]) or bounds[c] < bounds[best] - _BOUND_SLACK * (1.0 + abs(bounds[best])):
-            continue
-        bounds[c] = _log_gain(relevance, covered, matrix[c])
-        if bounds[c] > bounds[best] or (
-            bounds[c] == bounds[best]
-            and (log_densities[c] > log_densities[best] or (log_densities[c] == log_densities[best] and c < best))
-        ):
-            best = c
     return best
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def dartboard(
     offsets: Array,
     query_log_densities: Array,
@@ -144,34 +200,53 @@ def dartboard(
 
     Source: Dartboard (Pickett et al. 2024, "Better RAG using Relevant Information Gain", arXiv 2407.12101,
     algorithm 1), and the weights of the published pattern. Different: candidates are compared by what they
-    add, in log space, and not by the new total. The picks are the same wherever the total is sound; where
-    it has rounded the gain away (copies at sigma 0.05 and below) it no longer returns them in input order.
-    A picked candidate is never taken again. Gains fall as picks grow, so most are bounded by earlier ones
-    and not computed anew (Minoux 1978, "Accelerated greedy algorithms").
+    add, and not by the new total. The picks are the same wherever the total is sound; where it has rounded
+    the gain away (copies at sigma 0.05 and below) it no longer returns them in input order. A picked
+    candidate is never taken again. Gains fall as picks grow, so most are bounded by earlier ones and not
+    computed anew (Minoux 1978, "Accelerated greedy algorithms").
+
+    Rounding: exp is monotone, so the maximum is taken after it, with one exp a pair, scaled to at most 1. A
+    gain that is less than 1e-6 of what the candidate would add to nothing may have lost 1e-10 of itself to
+    rounding, or all of it to underflow: it is computed in log space, where nothing is lost.
     """
-    queries = len(offsets) - 1
-    picks = np.full((queries, k), -1, np.int64)
-    log_gains = np.full((queries, k), -np.inf, np.float64)
-    for query in range(queries):
-        log_densities = query_log_densities[offsets[query] : offsets[query + 1]]
-        count = len(log_densities)
-        if count == 0:
-            continue
-        triangle = document_log_densities[pair_offsets[query] : pair_offsets[query + 1]]
-        matrix = _square(triangle, count, densities_at_zero[query], diversity_weight)
-        relevance = relevance_weight * log_densities
-        covered = np.full(count, -np.inf)
-        bounds = np.full(count, np.inf)
-        for step in range(min(k, count)):
-            if step == 0:
-                best = int(np.argmax(log_densities))
-                bounds[best] = _log_gain(relevance, covered, matrix[best])
-            else:
-                best = _next_pick(log_densities, relevance, covered, matrix, bounds)
-            picks[query, step], log_gains[query, step] = best, bounds[best]
-            bounds[best] = np.nan
-            covered = np.maximum(covered, matrix[best])
+    picks = np.full((len(offsets) - 1, k), -1, np.int64)
+    log_gains = np.full(picks.shape, -np.inf, np.float64)
+    at_zero = np.repeat(densities_at_zero, np.diff(pair_offsets))
+    spread = np.exp(diversity_weight * (document_log_densities - at_zero))
+    _dartboard(
+        offsets, query_log_densities, pair_offsets, document_log_densities, spread, densities_at_zero,
+        relevance_weight, diversity_weight, picks, log_gains,
+    )  # fmt: skip
     return picks, log_gains
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _dartboard(
+    offsets: Array,
+    query_log_densities: Array,
+    pair_offsets: Array,
+    document_log_densities: Array,
+    spread: Array,
+    densities_at_zero: Array,
+    relevance_weight: float,
+    diversity_weight: float,
+    picks: Array,
+    log_gains: Array,
+) -> None:
+    for query in range(len(offsets) - 1):
+        start, end = offsets[query], offsets[query + 1]
+        pairs = slice(pair_offsets[query], pair_offsets[query + 1])
+        if end > start:
+            _dartboard_of_query(
+                query_log_densities[start:end],
+                document_log_densities[pairs],
+                spread[pairs],
+                densities_at_zero[query],
+                relevance_weight,
+                diversity_weight,
+                picks[query],
+                log_gains[query],
+            )
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

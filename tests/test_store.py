@@ -197,6 +197,23 @@ def test_files_are_listed_however_many_there_are(store):
     assert store.files("a") == paths
 
 
+def test_a_tag_stands_for_the_content_of_a_file_until_it_is_written(store):
+    for path in ("a/b/x.json", "a/b/y.json", "a/b/y.parquet", "a/b/c/z.json", "a/bc/x.json"):
+        store.write(path, path.encode())
+    before = store.tags("a/b")
+    assert set(before) == {"x.json", "y.json", "y.parquet"}
+    tags = store.tags("a/b", ".json")
+    assert tags == {name: before[name] for name in ("x.json", "y.json")}
+    assert len(set(tags.values())) == 2
+    store.read("a/b/x.json")
+    store.write("a/b/z.json", b"")
+    store.delete("a/b/y.json")
+    assert store.tags("a/b", "x.json") == {"x.json": before["x.json"]}
+    store.write("a/b/x.json", b"a/b/y.json")
+    assert store.tags("a/b", "x.json") != {"x.json": before["x.json"]}
+    assert store.tags("a/none") == store.tags("b", ".json") == {}
+
+
 def test_folders_are_the_names_right_below_sorted(store):
     for path in ("runs/b/x", "runs/a/deep/x", "runs/file", "runsx/c/x"):
         store.write(path, b"")
@@ -216,7 +233,7 @@ def test_a_folder_is_gone_with_its_last_file(store):
 @pytest.mark.parametrize("path", OUTSIDE)
 def test_paths_that_could_leave_the_store_are_refused_by_every_call(store, path):
     calls = [
-        store.read, store.read_if_there, store.delete, store.files, store.folders,
+        store.read, store.read_if_there, store.delete, store.files, store.folders, store.tags,
         lambda path: store.write(path, b"x"), lambda path: store.create(path, b"x"),
     ]  # fmt: skip
     for call in calls:
