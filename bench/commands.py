@@ -58,7 +58,8 @@ def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comp
         ],
         checks=[
             Check(what="status tells a complete run of all shards", share=float(told), compared=1),
-            Check(what=f"rerun --dry-run computes nothing again {again or ''}".rstrip(), share=float(not again), compared=1),
+            Check(what=f"rerun --dry-run computes again: {', '.join(again) or 'nothing'}", share=float(not again),
+                  compared=1),
         ],
     )  # fmt: skip
 
