@@ -83,6 +83,18 @@ class Lease:
         self._thread = threading.Thread(target=self._beat, name="lease heartbeat", daemon=True)
 
     def check(self) -> None:
+        """Makes sure that the folder is this process's still; a thread that outlives the holding finds it is not.
+
+        Raises:
+            RunHeldError: as `_check_kept`, or the folder was let go.
+        """
+        if self._stop.is_set():
+            raise RunHeldError(
+                self._what, "was let go by this process", next_step="Start again; what is committed is kept."
+            )
+        self._check_kept()
+
+    def _check_kept(self) -> None:
         """Makes sure that the folder is still this process's, without asking the store.
 
         Raises:
@@ -207,7 +219,7 @@ def hold(store: Store, folder: str, what: str) -> Iterator[Lease]:
         yield lease
     finally:
         lease._release()  # noqa: SLF001
-    lease.check()
+    lease._check_kept()  # noqa: SLF001
 
 
 def _path(folder: str, number: int) -> str:

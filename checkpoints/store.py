@@ -243,6 +243,14 @@ def _refuse_credentials(uri: str) -> None:
     """A URI is shown in errors and kept with each run."""
     scheme, _, rest = uri.partition("://")
     authority, slash, path = rest.partition("/")
+    if "?" in uri or "#" in uri:
+        raise ConfigurationError(
+            "store",
+            "has more than a bucket and a prefix",
+            got=f"{uri[: min(uri.find(sign) for sign in '?#' if sign in uri)]}...",
+            want="s3://bucket/prefix, and secrets in the environment alone",
+            next_step="Take the rest out of --store or the setting `store`.",
+        )
     if "@" in authority:
         raise ConfigurationError(
             "store",

@@ -65,7 +65,8 @@ def committed_of(store: Store, plan: RunPlan, stage: str) -> list[Summary]:
 def stage_status(plan: RunPlan, stage: str, found: Sequence[Summary]) -> StageStatus:
     """Rows, shards, dead letters and time of one stage."""
     entries = stage_entries(plan, stage)
-    planned = sum(plan.distinct_queries if entry.rows is None else entry.rows for entry in entries)
+    planned = sum(entry.rows for entry in entries if entry.rows is not None)
+    planned = planned or plan.distinct_queries  # a step that runs once reads them all
     missing = sum(len(summary.missing) for summary in found)
     computed = sum(summary.computed for summary in found)
     # A dead letter counts until it is replayed, and only from the moment that its part is there.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -21,7 +23,7 @@ from checkpoints.run import clear_failure, load_plan, record_failure, replay_of,
 from checkpoints.store import Store
 from checkpoints.summary import keep_summary
 from checkpoints.verdict import emptied, verdict
-from contracts.errors import DartflowError, MissingArtifactError, RunHeldError, StageError
+from contracts.errors import CheckpointError, MissingArtifactError, RunHeldError, StageError
 from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan, Verdict
 from contracts.query import DistinctQuery, LogLine
 from contracts.table import check_table
@@ -29,7 +31,7 @@ from flows.executor import map_shards, retrying
 from flows.fingerprint import params_of
 from flows.planning import now, reopen_query_log
 from flows.progress import Progress, no_progress
-from flows.quarantine import letters_for, without_faults
+from flows.quarantine import letters_for, stopped_by, without_faults
 from flows.resources import Resources
 from flows.settings import Settings
 from flows.shard_inputs import query_rows, shard_inputs
@@ -70,6 +72,7 @@ class Session:
     # Queries taken out so far by shard, and lines of the log lost so far by stage and shard.
     _dead: dict[int, set[str]] = field(init=False)
     _lost: dict[tuple[str, int], int] = field(init=False)
+    _noting: Lock = field(init=False, default_factory=Lock)
 
     def __post_init__(self) -> None:
         self._resources = Resources(self.store, self.settings, self.plan.snapshot_id)
@@ -98,14 +101,17 @@ class Session:
                 for entry in self.plan.stages:
                     if entry.stage != "log_lines":
                         self._keep_error_budget()
-                    if entry.borrowed_from is None and self._missing(entry):
-                        step(entry.stage, lambda entry=entry: self._run_stage(entry))  # type: ignore[misc]
+                    missing = self._missing(entry)
+                    if missing:
+                        step(entry.stage, lambda entry=entry, missing=missing: self._run_stage(entry, missing))  # type: ignore[misc]
                     self._close_stage(entry)
             except RunHeldError:
                 raise  # the run is another process's now: no note of ours belongs into it
-            except DartflowError as error:
-                record_failure(self.store, self.plan.run_id, error)
-                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run must say that it failed
+                stopped = stopped_by(error, f"run {self.plan.run_id}", "See the runbook.")
+                with suppress(CheckpointError):  # a store that is down must not stand in front of the cause
+                    record_failure(self.store, self.plan.run_id, stopped)
+                raise stopped from stopped.__cause__
         return verdict(self.store, self.plan)
 
     def _verify(self, kept: list[Manifest]) -> None:
@@ -116,14 +122,15 @@ class Session:
             self.progress("verify", done, len(kept))
 
     def _keep_error_budget(self) -> None:
-        """Stops a run that has lost more than it may, once its dead letters are kept."""
+        """Stops a run that has lost more than it may."""
         lost = sum(self._lost.values())
         if lost > self.plan.dead_letters_allowed:
+            at = [stage for (stage, _), lines in self._lost.items() if lines > 0 and stage != "log_lines"]
+            mend = f"after the fix, `dartflow rerun {self.plan.run_id} --from {at[0]}`" if at else "correct the log"
             raise StageError(
                 f"run {self.plan.run_id}", "has more dead letters than its error budget", got=f"{lost} log lines lost",
                 want=f"at most {self.plan.dead_letters_allowed} of {self.plan.log_lines}",
-                next_step=f"See `dartflow dead-letters {self.plan.run_id}`; correct the log or the cause and rerun, "
-                "or raise run.dead_letter_share.",
+                next_step=f"See `dartflow dead-letters {self.plan.run_id}`; {mend}, or raise run.dead_letter_share.",
             )  # fmt: skip
 
     def _close_stage(self, entry: StagePlan) -> None:
@@ -140,13 +147,20 @@ class Session:
             )  # fmt: skip
 
     def _take_out(self, stage: str, part: int, letters: Sequence[DeadLetter]) -> None:
+        """Notes the queries that a stage took out of a part; nothing changes when they are noted already."""
         if letters:
-            self._dead[part] |= {str(letter.query_id) for letter in letters}
-            self._lost[stage, part] = sum(letter.log_lines for letter in letters)
+            with self._noting:
+                self._dead[part] |= {str(letter.query_id) for letter in letters}
+                self._lost[stage, part] = sum(letter.log_lines for letter in letters)
 
-    def _run_stage(self, entry: StagePlan) -> None:
+    def _run_stage(self, entry: StagePlan, missing: list[int]) -> None:
         """Computes and commits the parts of one stage that are not there yet."""
-        missing = self._missing(entry)
+        if entry.stage != "log_lines":
+            for manifest in self._found(entry):
+                if manifest is not None:  # of an interrupted stage: what it lost counts from the start
+                    self._take_out(entry.stage, manifest.shard, letters_of(self.store, manifest))
+        if entry.borrowed_from is not None:
+            missing = self._borrow_late(entry, missing)
         self.progress(entry.stage, entry.parts - len(missing), entry.parts)
         work = self._loader(entry) if entry.stage in LOADED else self._runner(entry)
         already = entry.parts - len(missing)
@@ -166,21 +180,49 @@ class Session:
         return manifests(self.store, self.plan, entry)
 
     def _borrow(self, entries: list[StagePlan]) -> None:
-        """Verifies and takes over every artifact of the parent that the plan borrows, before anything is computed."""
-        parents = {run_id: load_plan(self.store, run_id) for run_id in {str(entry.borrowed_from) for entry in entries}}
+        """Verifies every artifact that the plan borrows, before anything is computed, and takes it over.
+
+        A stage behind one that is computed waits for its turn: other queries than in the parent may be taken out.
+        """
+        order = [entry.borrowed_from is None for entry in self.plan.stages]
+        first_computed = order.index(True) if True in order else len(order)
         for entry in entries:
-            parent = parents[str(entry.borrowed_from)]
-            source = next(one for one in stage_entries(parent, entry.stage) if one.first_part == entry.first_part)
-            for done, (part, manifest) in enumerate(
-                zip(source.shards, manifests(self.store, parent, source), strict=True), start=1
-            ):
-                if manifest is None:
-                    raise MissingArtifactError(
-                        f"run {parent.run_id}", "has no artifact to borrow", got=f"{entry.stage}, part {part}",
-                        next_step=f"Rerun from {entry.stage}.",
-                    )  # fmt: skip
-                borrow(self.store, manifest, plan=self.plan, entry=entry)
+            early = self.plan.stages.index(entry) < first_computed
+            for done, manifest in enumerate(self._lent(entry), start=1):
+                if early:
+                    borrow(self.store, manifest, plan=self.plan, entry=entry)
+                else:
+                    verified_bytes(self.store, manifest)
+                    letters_of(self.store, manifest)
                 self.progress(entry.stage, done, entry.parts)
+
+    def _lent(self, entry: StagePlan) -> Iterator[Manifest]:
+        """What a stage borrows, part by part.
+
+        Raises:
+            MissingArtifactError: the parent has not committed a part.
+        """
+        parent = load_plan(self.store, str(entry.borrowed_from))
+        source = next(one for one in stage_entries(parent, entry.stage) if one.first_part == entry.first_part)
+        for part, manifest in zip(source.shards, manifests(self.store, parent, source), strict=True):
+            if manifest is None:
+                raise MissingArtifactError(
+                    f"run {parent.run_id}", "has no artifact to borrow", got=f"{entry.stage}, part {part}",
+                    next_step=f"Rerun from {entry.stage}.",
+                )  # fmt: skip
+            yield manifest
+
+    def _borrow_late(self, entry: StagePlan, missing: list[int]) -> list[int]:
+        """Takes over the parts that leave out just the queries that are out here too; gives back the others."""
+        others = []
+        for manifest in self._lent(entry):
+            if manifest.shard in missing:
+                dead = set() if entry.stage in RUNS_ONCE else self._dead[manifest.shard]
+                if set(manifest.key_parts.get("left_out", ())) == dead:  # type: ignore[call-overload]
+                    borrow(self.store, manifest, plan=self.plan, entry=entry)
+                else:
+                    others.append(manifest.shard)
+        return others
 
     def _loader(self, entry: StagePlan) -> Callable[[int], None]:
         """The work that loads and commits one part of `log_lines` or `queries`."""
@@ -233,7 +275,7 @@ class Session:
 
     def _run_part(self, entry: StagePlan, stage: Stage, needs: Mapping[str, object], part: int) -> None:
         started = time.perf_counter()
-        dead = () if stage.name in RUNS_ONCE else self._dead[part]
+        dead = () if stage.name in RUNS_ONCE and replay_of(self.plan, part) is None else self._dead[part]
         given = shard_inputs(self.store, self.plan, stage, part, dead)
         calls: Counter[str] = Counter()
         counted = dict(needs)
@@ -286,7 +328,8 @@ class Session:
         account: Account | None = None,
         calls: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
-        manifest: Manifest = commit(
+        self._lease.check()
+        commit(
             self.store,
             table,
             plan=self.plan,
@@ -300,5 +343,5 @@ class Session:
             started_at=now(),
             seconds=round(time.perf_counter() - started, 6),
         )
-        if entry.stage != "log_lines" and manifest.dead_letters is not None:
+        if entry.stage != "log_lines":
             self._take_out(entry.stage, part, letters)

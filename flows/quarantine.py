@@ -14,6 +14,8 @@ from contracts.manifest import DeadLetter, RunPlan
 
 T = TypeVar("T")
 
+_LONGEST_REASON = 500
+
 _WITHOUT = {"embedding", "query_id", "occurrences"}
 
 
@@ -26,7 +28,7 @@ def is_fault_of_data(error: BaseException) -> bool:
     if isinstance(error, DartflowError):
         unusable = isinstance(error, ModelError) and not isinstance(error, TransientError | RefusedError)
         return unusable or isinstance(error, ContractError)
-    return isinstance(error, Exception) and not isinstance(error, MemoryError | OSError)
+    return isinstance(error, Exception) and not isinstance(error, MemoryError | OSError | ImportError)
 
 
 def without_faults(
@@ -58,8 +60,8 @@ def without_faults(
     except Exception as error:  # noqa: BLE001 - whatever it is, the next lines decide whose fault it is
         fault = error
     if room is None or not query_ids or not is_fault_of_data(fault):
-        raise _stopped(where, fault, next_step)
-    most = room()
+        raise stopped_by(fault, where, next_step)
+    most = max(0, room())
     faults = faulty_queries(run, query_ids, fault, most=most)
     if len(faults) > most:
         first, reason = next(iter(faults.items()))
@@ -72,10 +74,10 @@ def without_faults(
         return run([query_id for query_id in query_ids if query_id not in faults]), faults
     except Exception as error:  # noqa: BLE001 - likewise
         fault = error
-    raise _stopped(where, fault, next_step)
+    raise stopped_by(fault, where, next_step)
 
 
-def _stopped(where: str, error: Exception, next_step: str) -> DartflowError:
+def stopped_by(error: Exception, where: str, next_step: str) -> DartflowError:
     """The error that stops a run: dartflow's own as it is, any other as a StageError."""
     if isinstance(error, DartflowError):
         return error
@@ -118,7 +120,7 @@ def faulty_queries(
 def _in_words(fault: Exception) -> str:
     """The error in one line of text that can be written down, whatever it quotes."""
     text = f"{type(fault).__name__}: {fault}"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return " ".join(text.encode("utf-8", "backslashreplace").decode("utf-8").split())[:_LONGEST_REASON]
 
 
 def letters_for(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from checkpoints.corpora import load_snapshot
@@ -10,13 +10,13 @@ from checkpoints.digests import canonical_json, sha256
 from checkpoints.manifests import manifests
 from checkpoints.run import open_letters, stage_names
 from checkpoints.store import Store
-from contracts.errors import StageError
+from contracts.errors import ChangedRunError, StageError
 from contracts.manifest import DeadLetter, Replay, ReplayedQuery, RunPlan, StagePlan
-from flows.fingerprint import lock_digest, package_versions
+from flows.fingerprint import difference, lock_digest, package_versions
 from flows.planning import allowed_dead_letters, fresh_entries, now
 from flows.preflight import settings_of_run
 from flows.settings import Settings
-from stages.pipeline import RUNS_ONCE
+from flows.shard_inputs import passes
 
 
 def plan_replay(store: Store, parent: RunPlan, settings: Settings) -> RunPlan | None:
@@ -42,6 +42,8 @@ def plan_replay(store: Store, parent: RunPlan, settings: Settings) -> RunPlan | 
         return None
     replays = _replays(parent, letters)
     fresh = {entry.stage: entry for entry in fresh_entries(parent, settings, snapshot)}
+    _check_settings(parent, fresh)
+    allowed = allowed_dead_letters(settings, parent.log_lines)
     stages = []
     for stage in stage_names(parent):
         stages += [
@@ -53,12 +55,14 @@ def plan_replay(store: Store, parent: RunPlan, settings: Settings) -> RunPlan | 
     inputs = {entry.stage: entry.inputs for entry in stages if entry.borrowed_from is None}
     identity = {
         "parent": parent.run_id, "replays": [one.model_dump(mode="json") for one in replays], "inputs": inputs,
+        "allowed": allowed,
     }  # fmt: skip
     return parent.model_copy(
         update={
             "run_id": f"{parent.run_id[:48]}-replay-{sha256(canonical_json(identity))[:8]}",
             "created_at": now(),
-            "dead_letters_allowed": allowed_dead_letters(settings, parent.log_lines),
+            "dead_letters_allowed": allowed,
+            "settings": settings.model_dump(mode="json"),
             "stages": stages,
             "replays": [*parent.replays, *replays],
             "packages": package_versions(),
@@ -66,6 +70,17 @@ def plan_replay(store: Store, parent: RunPlan, settings: Settings) -> RunPlan | 
             "parent_run_id": parent.run_id,
         }
     )
+
+
+def _check_settings(parent: RunPlan, fresh: Mapping[str, StagePlan]) -> None:
+    """A replay brings back what the run would have given: other settings of a stage are a rerun's business."""
+    for entry in parent.stages:
+        changed = difference({"params": entry.inputs["params"]}, {"params": fresh[entry.stage].inputs["params"]})
+        if changed is not None:
+            raise ChangedRunError(
+                f"run {parent.run_id}, stage {entry.stage}", "has other settings now", got=changed,
+                want="those of the run", next_step=f"Use `dartflow rerun {parent.run_id}` to change settings.",
+            )  # fmt: skip
 
 
 def _check_finished(store: Store, parent: RunPlan) -> None:
@@ -101,14 +116,13 @@ def _cut(letters: list[DeadLetter], size: int) -> Iterator[list[DeadLetter]]:
 
 def _added(parent: RunPlan, fresh: StagePlan, replays: Sequence[Replay]) -> list[StagePlan]:
     """The entry that a stage gets for the replayed queries which go through it; none for others."""
-    order = stage_names(parent).index
-    mine = [replay for replay in replays if order(replay.from_stage) <= order(fresh.stage)]
-    if not mine or fresh.stage in RUNS_ONCE:
+    mine = [replay for replay in replays if passes(parent, replay, fresh.stage)]
+    if not mine:
         return []
     added = {
         "first_part": mine[0].shard,
         "parts": len(mine),
-        "rows": sum(len(replay.queries) for replay in mine),
+        "rows": None if fresh.rows is None else sum(len(replay.queries) for replay in mine),
         "because": "dead letters are replayed",
     }
     return [fresh.model_copy(update=added)]

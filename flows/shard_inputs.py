@@ -13,8 +13,8 @@ from checkpoints.manifests import read_manifest
 from checkpoints.run import replay_of, stage_entries, stage_names
 from checkpoints.store import Store
 from contracts.errors import CheckpointError
-from contracts.manifest import Manifest, RunPlan
-from stages.pipeline import RUNS_ONCE
+from contracts.manifest import Manifest, Replay, RunPlan
+from stages.pipeline import PIPELINE, RUNS_ONCE
 from stages.stage import Stage
 
 
@@ -61,7 +61,7 @@ def shard_inputs(store: Store, plan: RunPlan, stage: Stage, part: int, dead: Col
     tables = {
         name: pa.concat_tables([read_table(store, manifest) for manifest in found]) for name, found in sources.items()
     }
-    replay = None if stage.name in RUNS_ONCE else replay_of(plan, part)
+    replay = replay_of(plan, part)
     named = [table for table in tables.values() if "query_id" in table.column_names]
     if replay is not None:
         query_ids = [query.query_id for query in replay.queries if query.query_id not in dead]
@@ -73,6 +73,13 @@ def shard_inputs(store: Store, plan: RunPlan, stage: Stage, part: int, dead: Col
         tables = {name: _rows(table, query_ids) for name, table in tables.items()}
     lineage = {name: [manifest.logical_digest for manifest in found] for name, found in sources.items()}
     return ShardInputs(tables, query_ids, lineage, sorted(dead))
+
+
+def passes(plan: RunPlan, replay: Replay, stage: str) -> bool:
+    """Whether replayed queries go through a stage: from the one that took them out, with what it shares, onwards."""
+    order = stage_names(plan).index
+    served = next((one.name for one in PIPELINE if one.shared is not None and one.shared.name == stage), stage)
+    return order(replay.from_stage) <= order(served)
 
 
 def query_rows(store: Store, plan: RunPlan, part: int, query_ids: Sequence[str]) -> pa.Table:
@@ -96,18 +103,19 @@ def _rows(table: pa.Table, query_ids: Sequence[str]) -> pa.Table:
 
 def _manifests(store: Store, plan: RunPlan, stage: Stage, name: str, part: int) -> list[Manifest]:
     """The committed artifacts that hold what a shard of `stage` reads of the stage `name`."""
-    if stage.name in RUNS_ONCE:
+    if stage.name in RUNS_ONCE and replay_of(plan, part) is None:
         parts = [one for entry in stage_entries(plan, name)[:1] for one in entry.shards]
     else:
-        parts = [0] if name in RUNS_ONCE else sorted(_parts_holding(plan, name, part))
+        parts = sorted(_parts_holding(plan, name, part))
     return [_committed(store, plan, name, one) for one in parts]
 
 
 def _parts_holding(plan: RunPlan, name: str, part: int) -> set[int]:
     """The parts of a stage that hold the rows of a shard: its own, or those its replayed queries come from."""
     replay = replay_of(plan, part)
-    order = stage_names(plan)
-    if replay is None or order.index(name) >= order.index(replay.from_stage):
+    if replay is None:
+        return {0} if name in RUNS_ONCE else {part}
+    if passes(plan, replay, name):
         return {part}
     return {one for query in replay.queries for one in _parts_holding(plan, name, query.shard)}
 

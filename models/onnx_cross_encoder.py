@@ -15,7 +15,7 @@ import onnxruntime
 import tokenizers
 
 from contracts.columns import Array
-from contracts.errors import ModelError
+from contracts.errors import ModelError, StageError
 
 # What the models of this kind were trained with: positions beyond it do not exist.
 MAX_TOKENS = 512
@@ -100,8 +100,10 @@ class OnnxCrossEncoder:
         inputs = {name: np.array([known[name]], dtype=np.int64) for name in self._input_names}
         try:
             logits = np.asarray(self._session.run(None, inputs)[0])
-        except Exception as error:  # the runtime raises bare kinds of its own
-            raise ModelError(
+        except MemoryError:
+            raise
+        except Exception as error:  # the runtime raises bare kinds of its own; none of them is the pair's fault
+            raise StageError(
                 f"cross_encoder {self.model_id}",
                 "the model failed on a pair",
                 got=f"{type(error).__name__}: {error}",

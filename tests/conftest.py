@@ -13,8 +13,8 @@ from checkpoints.corpora import current_snapshot_id
 from checkpoints.run import create_run
 from checkpoints.store import Store
 from flows.engine import Session, plain_step
-from flows.progress import no_progress
 from flows.planning import plan_run
+from flows.progress import no_progress
 from flows.settings import load_settings, validated
 from flows.snapshots import make_snapshot
 from tests.example import ROOT, RUN, CommandLine

@@ -12,8 +12,8 @@ from checkpoints.run import create_run
 from checkpoints.store import Store
 from contracts.manifest import RunPlan
 from flows.engine import Session, plain_step
-from flows.progress import no_progress
 from flows.planning import plan_run
+from flows.progress import no_progress
 from flows.settings import Settings, load_settings, validated
 from flows.snapshots import make_snapshot
 

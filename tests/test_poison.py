@@ -14,7 +14,16 @@ from checkpoints.run import create_run, load_plan, open_letters, run_ids, stage_
 from checkpoints.store import Store
 from checkpoints.verdict import account_problems, committed, verdict
 from checkpoints.verify import verify
-from contracts.errors import DartflowError, ModelError, RefusedError, StageError, TimedOutError, TransientError
+from contracts.errors import (
+    ChangedRunError,
+    DartflowError,
+    ModelError,
+    RefusedError,
+    RunHeldError,
+    StageError,
+    TimedOutError,
+    TransientError,
+)
 from contracts.manifest import RunPlan, Verdict
 from flows import cli
 from flows.export import stage_tables
@@ -129,6 +138,8 @@ def test_a_poisoned_query_is_taken_out_and_a_replay_brings_it_back(
         assert rows(store, again, name) == rows(store, undisturbed, name), name
     is_sound(store, again)
     computed = {one.stage: one.computed for one in result.stages}
+    searches = STAGES.index(stage) <= STAGES.index("family_rescue")  # these are made for the replayed queries too
+    after = {*after, "family_searches"} if searches else after
     assert computed == {one.stage: int(one.stage in after) for one in result.stages}
 
     before = {path: store.read(path) for path in store.files("runs") if "/lease/" not in path}
@@ -175,6 +186,84 @@ def test_a_rerun_after_the_fix_takes_the_queries_up_in_their_shards(store, folde
         for name in STAGES:
             assert rows(store, again, name) == rows(store, undisturbed, name), name
         is_sound(store, again)
+
+
+def test_a_query_that_fails_in_a_rerun_is_left_out_of_what_the_rerun_borrows_too(
+    store, folder, undisturbed, query_ids, poisoned
+):
+    from flows.planning import plan_rerun
+
+    again = plan_rerun(
+        store, undisturbed, validated(undisturbed.settings), from_stage="greedy_selection", run_id="fails-in-rerun"
+    )
+    create_run(store, again)
+    poisoned({"greedy_selection": [query_ids[6]]})
+    result = session_of(store, again).execute()
+    assert (result.verdict, result.dead_letters) == ("partial", 2)
+    stages = {one.stage: (one.computed, one.borrowed) for one in result.stages}
+    assert stages["sparse_search"] == (1, 2)  # the shard of that query is computed without it
+    assert stages["oversample"] == (0, 3)
+    is_sound(store, again)
+    poisoned({})
+    whole, result = replayed(store, again)
+    assert result.dead_letters == 1
+    for name in STAGES:
+        assert rows(store, whole, name) == rows(store, undisturbed, name), name
+    is_sound(store, whole)
+
+
+def test_queries_of_a_shape_that_nobody_else_asks_get_their_searches_in_the_replay(
+    store, folder, undisturbed, query_ids, poisoned
+):
+    plan = planned(store, folder, "only-of-their-shape")
+    poisoned({"queries": query_ids[0::3]})  # all that ask how and why
+    session_of(store, plan).execute()
+    poisoned({})
+    again, result = replayed(store, plan)
+    assert result.dead_letters == 1
+    for name in STAGES:
+        assert rows(store, again, name) == rows(store, undisturbed, name), name
+    is_sound(store, again)
+
+
+def test_a_replay_with_other_settings_is_refused(store, folder, query_ids, poisoned):
+    plan = planned(store, folder, "other-settings")
+    poisoned({"rrf_merge": query_ids[:1]})
+    session_of(store, plan).execute()
+    other = validated({**plan.settings, "log_normal": {"sigma": 0.7}})
+    with pytest.raises(ChangedRunError, match=r"stage log_normal: has other settings now: got sigma: 0\.1 -> 0\.7"):
+        plan_replay(store, plan, other)
+
+
+def test_an_interrupted_stage_remembers_what_it_has_lost(store, folder, query_ids, poisoned, monkeypatch):
+    plan = planned(store, folder, "remembers", "run.dead_letter_count=3", "executor.workers=1")
+    poisoned({"rrf_merge": [query_ids[0], query_ids[1], query_ids[4], query_ids[5]]})
+    with pytest.raises(StageError, match="error budget"):
+        session_of(store, plan).execute()
+    with pytest.raises(StageError, match="error budget"):
+        session_of(store, plan).execute()
+    assert verdict(store, plan).lost_log_lines <= 3
+
+
+def test_any_error_leaves_a_note_so_that_the_run_reads_as_failed(store, folder, monkeypatch):
+    plan = planned(store, folder, "noted")
+
+    def no_memory(*_given, **_more):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(flows.engine, "commit", no_memory)
+    with pytest.raises(StageError, match="MemoryError: no room"):
+        session_of(store, plan).execute()
+    result = verdict(store, plan)
+    assert (result.verdict, "MemoryError" in str(result.because)) == ("failed", True)
+
+
+def test_a_thread_that_outlives_its_run_commits_nothing(store, folder):
+    plan = planned(store, folder, "outlived")
+    session = session_of(store, plan)
+    session.execute()
+    with pytest.raises(RunHeldError, match="was let go by this process"):
+        session._commit(plan.stages[2], 0, None, 0.0)
 
 
 def test_sparse_search_is_computed_again_when_it_left_out_what_an_earlier_stage_lets_pass_now(

@@ -61,7 +61,12 @@ def make_scenarios(folder: Path) -> dict[str, Scenario]:
         "beating": derived("beating", before=half, mischief="beat", points=r"again .*lease/"),
         "rerun": rerun,
         "replay": derived(
-            "replay", before=run.after, after=None, plan=replayed, poisoned=False, points=r"run\.json|(part|summary)-0000[2-9]"
+            "replay",
+            before=run.after,
+            after=None,
+            plan=replayed,
+            poisoned=False,
+            points=r"run\.json|(part|summary)-0000[2-9]",
         ),
         "first publish": first,
         "publish": second,
