@@ -193,6 +193,14 @@ def test_credentials_in_a_uri_are_refused_and_not_shown(uri):
     assert "AWS_SECRET_ACCESS_KEY" in str(caught.value)
 
 
+@pytest.mark.parametrize("uri", ["s3://bucket/p?aws_secret_access_key=secret", "s3://bucket/p#secret"])
+def test_what_follows_bucket_and_prefix_is_refused_and_not_shown(uri):
+    with pytest.raises(ConfigurationError, match="has more than a bucket and a prefix") as caught:
+        Store(uri)
+    assert "secret=" not in str(caught.value)
+    assert "#secret" not in str(caught.value)
+
+
 def test_an_environment_that_cannot_be_read_is_named(bucket, monkeypatch):
     monkeypatch.setenv("AWS_ALLOW_HTTP", "perhaps")
     with pytest.raises(ConfigurationError, match='failed to parse "perhaps" as boolean'):
