@@ -27,8 +27,8 @@ _COUNTS = ("log_lines", "distinct_queries", "dead_letters")
 
 
 def now() -> str:
-    """The time for people, in UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    """The time for people, in UTC; to the millisecond, since runs are told apart by their age."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def new_run_id() -> str:

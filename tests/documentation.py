@@ -23,7 +23,7 @@ _MASKS = (
     (re.compile(r"\.[0-9a-f]{32}\.parquet"), ".*.parquet"),
     (re.compile(r"SHA-256 [0-9a-f]{64}|[0-9a-f]{64}"), "SHA"),
     (re.compile(r"(?<=\s)\d+\.\d{2}\s*$", re.MULTILINE), "*"),  # seconds
-    (re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\+00:00"), "TIME"),
+    (re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(\.\d{3})?\+00:00"), "TIME"),
     (re.compile(r"[\w.-]+@[\w.-]+"), "SOMEBODY"),
     (re.compile(r"\d+\.\d [kM]B"), "SIZE"),
 )

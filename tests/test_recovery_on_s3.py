@@ -59,7 +59,8 @@ class KillingStore(Store):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _carry_out(uri, run_id, point):
+def _carry_out(uri, run_id, point, environment):
+    os.environ.update(environment)  # the server that forks may have started before the bucket
     store = KillingStore(uri)
     store.point = point
     session_of(store, load_plan(store, run_id)).execute()
@@ -127,7 +128,7 @@ POINTS = [
 def test_a_killed_run_is_resumed_to_the_same_artifacts(store, folder, undisturbed, point):
     run_id = point.replace(" ", "-").replace("/", "").replace("_", "-")
     plan = planned(store, folder, run_id, f"store={store.uri}")
-    process = _PROCESSES.Process(target=_carry_out, args=(store.uri, run_id, point))
+    process = _PROCESSES.Process(target=_carry_out, args=(store.uri, run_id, point, dict(os.environ)))
     process.start()
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
