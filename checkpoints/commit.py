@@ -175,6 +175,16 @@ def verified_bytes(store: Store, manifest: Manifest) -> bytes:
     return data
 
 
+def verify_files(store: Store, manifest: Manifest) -> None:
+    """Compares the files of an artifact, table and dead letters, with what was committed, without parsing the table.
+
+    Raises:
+        CorruptArtifactError: a file is gone, or is not what was committed.
+    """
+    verified_bytes(store, manifest)
+    letters_of(store, manifest)
+
+
 def verify_artifact(store: Store, manifest: Manifest) -> None:
     """Reads an artifact again: its bytes, its rows, the data in them, and its dead letters.
 
@@ -196,8 +206,7 @@ def borrow(store: Store, manifest: Manifest, *, plan: RunPlan, entry: StagePlan)
         CorruptArtifactError: a file is not what was committed.
         CheckpointError: the run has committed other data already.
     """
-    verified_bytes(store, manifest)
-    letters_of(store, manifest)
+    verify_files(store, manifest)
     borrowed = manifest.model_copy(
         update={
             "run_id": plan.run_id,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from checkpoints.commit import borrow, commit, verified_bytes
+from checkpoints.commit import borrow, commit, verify_files
 from checkpoints.corpora import load_snapshot
 from checkpoints.dead_letters import letters_of, read_letters
 from checkpoints.lease import Lease, hold
@@ -117,8 +117,7 @@ class Session:
     def _verify(self, kept: list[Manifest]) -> None:
         """Compares what an interrupted run has with what was committed: nothing unproven is built upon."""
         for done, manifest in enumerate(kept, start=1):
-            verified_bytes(self.store, manifest)
-            letters_of(self.store, manifest)
+            verify_files(self.store, manifest)
             self.progress("verify", done, len(kept))
 
     def _keep_error_budget(self) -> None:
@@ -162,6 +161,8 @@ class Session:
         if entry.borrowed_from is not None:
             missing = self._borrow_late(entry, missing)
         self.progress(entry.stage, entry.parts - len(missing), entry.parts)
+        if not missing:
+            return  # all borrowed: no corpus and no model need be opened
         work = self._loader(entry) if entry.stage in LOADED else self._runner(entry)
         already = entry.parts - len(missing)
 
@@ -192,8 +193,7 @@ class Session:
                 if early:
                     borrow(self.store, manifest, plan=self.plan, entry=entry)
                 else:
-                    verified_bytes(self.store, manifest)
-                    letters_of(self.store, manifest)
+                    verify_files(self.store, manifest)
                 self.progress(entry.stage, done, entry.parts)
 
     def _lent(self, entry: StagePlan) -> Iterator[Manifest]:
