@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from bench.results import Check, Claim, Comparison, claim_of, cores
@@ -41,7 +42,7 @@ def in_memory(found: Prepared, queries: Path, settings: Settings) -> list[dict[s
     snapshot = load_snapshot(store, current_snapshot_id(store))
     resources = Resources(store, settings, snapshot.snapshot_id)
     log, size = open_query_log(queries, settings, snapshot), settings.run.shard_size
-    table = embed_queries(log.queries, log.vectors, None)
+    table = embed_queries(log.queries, log.embeddings(np.arange(len(log.queries))), None)
     shards = [{"queries": table.slice(start, size)} for start in range(0, len(table), size)]
     for _, stage in numbered_stages():
         needs = resources.of(stage)

@@ -142,21 +142,46 @@ def _commit_once(store: Store, manifest: Manifest, plan: RunPlan, entry: StagePl
     return manifest
 
 
-def read_table(store: Store, manifest: Manifest) -> pa.Table:
+def read_table(store: Store, manifest: Manifest, columns: Sequence[str] | None = None) -> pa.Table:
     """The table of an artifact, after its whole file was compared with the manifest.
+
+    Args:
+        store: where the file lies.
+        manifest: of the artifact.
+        columns: those that are wanted, in the order of the file; `candidates.chunk_id` is one field of a list of
+            structs. None reads all. The whole file is compared in any case, but only these are parsed.
 
     Raises:
         CorruptArtifactError: the bytes are not what was committed, or no table of as many rows.
+        CheckpointError: the artifact has no such column.
     """
     data = verified_bytes(store, manifest)
     try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        leaves = None if columns is None else _leaves(file, columns, manifest)
         # Shards are read side by side already: Arrow's own threads would only stand in their way.
-        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+        table = file.read(columns=leaves, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise corrupt(manifest.file, "is not a Parquet file that can be read", got=error, want=None) from error
     if table.num_rows != manifest.rows:
         raise corrupt(manifest.file, "has another number of rows", got=table.num_rows, want=manifest.rows)
     return table
+
+
+def _leaves(file: pq.ParquetFile, columns: Sequence[str], manifest: Manifest) -> list[str]:
+    """The paths, as Parquet names them, of the leaves of some columns."""
+    paths = [file.schema.column(place).path for place in range(len(file.schema))]
+    named = [(path.replace(".list.element", ""), path) for path in paths]
+    found = {
+        column: [path for name, path in named if name == column or name.startswith(f"{column}.")] for column in columns
+    }
+    absent = [column for column, leaves in found.items() if not leaves]
+    if absent:
+        raise CheckpointError(
+            manifest.file, "has no such column", got=", ".join(absent), want=f"some of {', '.join(dict(named))}",
+            next_step="Correct what the reading stage says it reads.",
+        )  # fmt: skip
+    return [leaf for leaves in found.values() for leaf in leaves]
 
 
 def verified_bytes(store: Store, manifest: Manifest) -> bytes:

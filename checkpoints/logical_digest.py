@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoints.digests import canonical_json
-from contracts.columns import as_numpy, column
+from contracts.columns import Array, as_numpy, column
 from contracts.errors import CheckpointError
 
 
@@ -61,29 +61,37 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _update(state: Any, array: pa.Array) -> None:
-    """Adds an array: its length and nulls, then what is not null; each part tells the length of the next."""
+    """Adds an array: its length, nulls and where they are, then the rest; each part tells the length of the next."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()  # first of all, since the dictionary itself may hold nulls
     state.update(len(array).to_bytes(8, "little"))
-    state.update(np.packbits(as_numpy(array.is_valid())).tobytes())
-    array = array.drop_null() if array.null_count else array
+    state.update(array.null_count.to_bytes(8, "little"))
+    if array.null_count:
+        state.update(np.packbits(as_numpy(array.is_valid())))
+        array = array.drop_null()
     if pa.types.is_struct(array.type):
         for child in array.flatten():
             _update(state, child)
     elif _is_list(array.type):
-        state.update(as_numpy(pc.list_value_length(array)).astype("<i8").tobytes())
+        _update_numbers(state, as_numpy(pc.list_value_length(array)).astype(np.int64))
         _update(state, array.flatten())
     elif _is_text(array.type):
-        state.update(as_numpy(pc.binary_length(array)).astype("<i8").tobytes())
+        _update_numbers(state, as_numpy(pc.binary_length(array)).astype(np.int64))
         state.update(_text_bytes(array))
     elif pa.types.is_boolean(array.type):
-        state.update(np.packbits(as_numpy(array)).tobytes())
+        state.update(np.packbits(as_numpy(array)))
     elif not pa.types.is_null(array.type):
-        numbers = as_numpy(array)
-        if numbers.dtype.kind == "f":
-            numbers = numbers + 0.0  # -0.0 + 0.0 is 0.0
-            numbers[np.isnan(numbers)] = np.nan
-        state.update(numbers.astype(numbers.dtype.newbyteorder("<")).tobytes())
+        _update_numbers(state, as_numpy(array))
+
+
+def _update_numbers(state: Any, numbers: Array) -> None:
+    """Adds numbers in little-endian order, without a copy of integers where that is the machine's own."""
+    if numbers.dtype.kind == "f":
+        numbers = numbers + 0.0  # -0.0 + 0.0 is 0.0
+        unknown = np.isnan(numbers)
+        if unknown.any():
+            numbers[unknown] = np.nan
+    state.update(np.ascontiguousarray(numbers, dtype=numbers.dtype.newbyteorder("<")))
 
 
 def _text_bytes(array: pa.Array) -> memoryview:

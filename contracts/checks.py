@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from contracts.annotations import Bound, field_annotations, is_row, unwrap
 from contracts.columns import Array, as_numpy, offsets_from_lengths
@@ -113,7 +113,10 @@ def _check_text(array: pa.Array, base: Any, bounds: list[Bound], path: str, row_
         outside = ~as_numpy(pc.is_in(array, value_set=pa.array(get_args(base), pa.string())))
         yield from _first(outside, array, path, row_of, f"one of {', '.join(get_args(base))}")
     elif bounds:
-        yield from _check_bounds(as_numpy(pc.utf8_length(array)), array, bounds, path, row_of)
+        # Bytes are counted at once, characters one by one; both tell an empty text from others.
+        only_empty = all(isinstance(bound, MinLen) and bound.min_length <= 1 for bound in bounds)
+        lengths = pc.binary_length(array) if only_empty else pc.utf8_length(array)
+        yield from _check_bounds(as_numpy(lengths), array, bounds, path, row_of)
 
 
 def _decodes(array: pa.Array) -> bool:

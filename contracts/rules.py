@@ -114,12 +114,11 @@ class UniqueWithin(_ListRule):
         values = lists.values[self.field]
         codes = _codes(values)
         keys = lists.rows * (int(codes.max(initial=0)) + 1) + codes
-        # Keys rise from row to row, so that a stable sort only merges within rows: close to linear.
+        ordered = np.sort(keys)
+        if not (ordered[1:] == ordered[:-1]).any():
+            return None  # a sort of keys takes a third of the time of one that says where they stood
         order = np.argsort(keys, kind="stable")
-        repeats = order[1:][keys[order][1:] == keys[order][:-1]]
-        if not len(repeats):
-            return None
-        first = int(repeats.min())
+        first = int(order[1:][keys[order][1:] == keys[order][:-1]].min())
         return self._violation(int(lists.rows[first]), values[first].as_py())
 
     def _violation(self, row: int | None, value: object) -> Violation:

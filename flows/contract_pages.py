@@ -13,6 +13,7 @@ def contract_page(stage: Stage) -> str:
         f"{stage.name}: {stage.summary}",
         f"  owner: {stage.owner}",
         f"  reads: {', '.join(stage.reads)}" + (f" ({once})" if once else ""),
+        *(f"    {name}: {', '.join(columns)}" for name, columns in stage.reads.items()),
         f"  needs: {', '.join(stage.needs) or 'nothing from outside'}",
         f"  writes: {stage.writes.__name__}",
         *(f"    {line}" for line in _schema_lines(stage)),

@@ -101,6 +101,8 @@ class Session:
                 for entry in self.plan.stages:
                     if entry.stage != "log_lines":
                         self._keep_error_budget()
+                    if entry.stage not in LOADED:
+                        self.__dict__.pop("_log", None)  # what was read of it is committed, and it is large
                     missing = self._missing(entry)
                     if missing:
                         step(entry.stage, lambda entry=entry, missing=missing: self._run_stage(entry, missing))  # type: ignore[misc]

@@ -195,7 +195,7 @@ def _contract_digest(stage: Stage) -> str:
     parts = {
         "schema": str(schema(stage.writes)),
         "rules": [repr(rule) for rule in stage.writes.rules],
-        "reads": stage.reads,
+        "reads": {name: list(columns) for name, columns in stage.reads.items()},
     }
     return sha256(canonical_json(parts))[:16]
 

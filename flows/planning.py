@@ -132,7 +132,7 @@ def plan_rerun(store: Store, parent: RunPlan, settings: Settings, *, from_stage:
     settings = settings_of_run(settings, snapshot)
     counts = _counts_of_rerun(parent, settings, snapshot)
     facts = _facts(settings, snapshot, parent.query_log_sha256, counts)
-    reads = {stage.name: stage.reads for _, stage in numbered_stages()} | dict.fromkeys(LOADED, ())
+    reads = {stage.name: tuple(stage.reads) for _, stage in numbered_stages()} | dict.fromkeys(LOADED, ())
     computed: list[str] = []
     stages = []
     for entry in _entries(settings, facts, counts):

@@ -23,7 +23,8 @@ class ShardInputs:
     """What one shard of a stage starts from.
 
     Attributes:
-        tables: the read tables by name; those with rows of queries hold the same queries in the same order.
+        tables: the read tables by name, with the columns that the stage reads; those with rows of queries hold
+            the same queries in the same order.
         query_ids: these queries.
         lineage: for each read table the logical digests of the artifacts it comes from.
         left_out: the queries of the shard that earlier stages took out, sorted.
@@ -59,7 +60,8 @@ def shard_inputs(store: Store, plan: RunPlan, stage: Stage, part: int, dead: Col
     """
     sources = {name: _manifests(store, plan, stage, name, part) for name in stage.reads}
     tables = {
-        name: pa.concat_tables([read_table(store, manifest) for manifest in found]) for name, found in sources.items()
+        name: pa.concat_tables([read_table(store, manifest, stage.reads[name]) for manifest in found])
+        for name, found in sources.items()
     }
     replay = replay_of(plan, part)
     named = [table for table in tables.values() if "query_id" in table.column_names]

@@ -13,6 +13,9 @@ from contracts.columns import column
 from contracts.errors import InputError
 from loading.lines import BadLine, Records, as_json, readable
 
+_BUFFER_BYTES = 2**20
+_BATCH_ROWS = 4096
+
 
 def read_parquet(path: Path, vector_column: str) -> Records:
     """The rows of a Parquet file; dates and times become text, and `vector_column` stays in Arrow.
@@ -22,7 +25,10 @@ def read_parquet(path: Path, vector_column: str) -> Records:
             that Python cannot.
     """
     try:
-        table = pq.ParquetFile(path).read()
+        # In batches from small buffers: read at once, a column of vectors takes three times its size on the way.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES) as file:
+            batches = list(file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False))
+            table = pa.Table.from_batches(batches, file.schema_arrow)
     except pa.ArrowException as error:
         raise InputError(
             str(path), "cannot be read as Parquet", got=str(error), next_step="Check that the file is whole."

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
 from annotated_types import Ge
 from pydantic import Field
 
-from contracts.columns import IntArray, Ragged, build_array
+from contracts.columns import Array, IntArray, Ragged, build_array
 from contracts.errors import ConfigurationError, InputError, ModelError
 from contracts.manifest import DeadLetter
 from contracts.params import Params
@@ -60,18 +60,20 @@ class QueryLog:
     Attributes:
         lines: table of `contracts.query.LogLine`, by line number.
         queries: table of `contracts.query.DistinctQuery` without its embedding, by first occurrence.
-        vectors: (queries, width) float32 unit rows that came with the log, or None.
+        vectors: (records, width) the vectors that came with the log, as they stand in it, or None.
+        places: (queries,) int64: the row of `vectors` that each query has.
         dead_letters: the lines taken out, by line number; their run id is filled in by the run.
     """
 
     lines: pa.Table
     queries: pa.Table
-    vectors: Vectors | None
+    vectors: Array | None
+    places: IntArray
     dead_letters: list[DeadLetter]
 
     def embeddings(self, rows: IntArray) -> Vectors | None:
-        """The vectors of some rows of `queries`, where they came with the log."""
-        return None if self.vectors is None else self.vectors[rows]
+        """(rows, width) float32 unit vectors of some rows of `queries`, where they came with the log."""
+        return None if self.vectors is None else unit_rows(self.vectors[self.places[rows]])
 
 
 def load_query_log(
@@ -165,7 +167,7 @@ def _vectors(path: Path, records: Records, column: str, dimension: int | None) -
     return vectors
 
 
-def _query_log(lines: list[tuple[int, str, AskedQuery | BadLine, int]], matrix: Any) -> QueryLog:
+def _query_log(lines: list[tuple[int, str, AskedQuery | BadLine, int]], matrix: Array | None) -> QueryLog:
     """Makes lines in order of their number into the tables."""
     first: dict[str, tuple[AskedQuery, int]] = {}
     occurrences: Counter[str] = Counter()
@@ -195,11 +197,11 @@ def _query_log(lines: list[tuple[int, str, AskedQuery | BadLine, int]], matrix: 
         for query_id, (asked, _) in first.items()
     ]
     without_embedding = pa.schema([field for field in schema(DistinctQuery) if field.name != "embedding"])
-    places = [place for _, place in first.values()]
     return QueryLog(
         lines=pa.Table.from_pylist(rows, schema=schema(LogLine)),
         queries=pa.Table.from_pylist(queries, schema=without_embedding),
-        vectors=None if matrix is None else unit_rows(matrix[places]),
+        vectors=matrix,
+        places=np.array([place for _, place in first.values()], dtype=np.int64),
         dead_letters=letters,
     )
 

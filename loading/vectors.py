@@ -96,15 +96,19 @@ def _matrix(offsets: Array, values: Array, width: int | None) -> LoadedVectors:
         counts = Counter(lengths[lengths > 0].tolist())
         width = min(counts, key=lambda one: (-counts[one], one)) if counts else 0
     fits = (lengths == width) & (lengths > 0)
-    matrix = np.zeros((len(lengths), width), dtype=values.dtype)
-    matrix[fits] = values[np.repeat(fits, lengths)].reshape(-1, width)
+    if fits.all() and width:
+        matrix = values.reshape(-1, width)  # as it lies in Arrow: a log of a million vectors is not copied
+    else:
+        matrix = np.zeros((len(lengths), width), dtype=values.dtype)
+        matrix[fits] = values[np.repeat(fits, lengths)].reshape(-1, width)
     problems = {
         int(row): f"its vector has another width: got {lengths[row]}, want {width}" if lengths[row] else _NO_VECTOR
         for row in np.flatnonzero(~fits)
     }
     infinite = fits & ~np.isfinite(matrix).all(axis=1)
-    zero = fits & ~matrix.any(axis=1)
+    if infinite.any():
+        matrix = np.where(infinite[:, np.newaxis], matrix.dtype.type(0), matrix)
+    zero = fits & ~infinite & ~matrix.any(axis=1)
     problems.update(dict.fromkeys(np.flatnonzero(infinite).tolist(), "its vector holds a NaN or an infinity"))
     problems.update(dict.fromkeys(np.flatnonzero(zero).tolist(), "its vector is zero"))
-    matrix[infinite] = 0
     return LoadedVectors(matrix, problems, tuple(np.unique(lengths[lengths > 0]).tolist()))

@@ -454,7 +454,11 @@ STAGE = Stage(
     name="blended_rerank",
     summary="Scores every candidate on one absolute scale and selects the best under coverage of the families.",
     owner="ranking",
-    reads=("queries", "rrf_merge", "family_rescue"),
+    reads={
+        "queries": ("query_id", "text", "normalised_text"),
+        "rrf_merge": ("query_id", "best_possible"),
+        "family_rescue": ("query_id", "shape", "coverage.family", "candidates"),
+    },
     writes=RerankedRanking,
     params=Params,
     run=blended_rerank_table,

@@ -21,6 +21,9 @@ from contracts.table import build_table
 from corpus.corpus import Corpus
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
+# What is cited of a stage's ranking.
+_CITED = ("query_id", "candidates.rank", "candidates.chunk_id", "candidates.score")
+
 # RE2's own \w and \s know ASCII alone. One engine counts (in Arrow) and cuts (in Python).
 _TOKEN = r"[\p{L}\p{M}\p{N}_]+|[^\p{L}\p{M}\p{N}_\p{Z}\p{Cc}]"  # noqa: S105 - a pattern, not a password
 
@@ -357,16 +360,16 @@ STAGE = Stage(
     name="context",
     summary="Restores required families that grading removed, and builds the cited context within the token budget.",
     owner="answer quality",
-    reads=(
-        "queries",
-        "oversample",
-        "greedy_selection",
-        "sparse_search",
-        "rrf_merge",
-        "family_rescue",
-        "blended_rerank",
-        "crag_grading",
-    ),
+    reads={
+        "queries": ("query_id", "text"),
+        "oversample": _CITED,
+        "greedy_selection": _CITED,
+        "sparse_search": _CITED,
+        "rrf_merge": _CITED,
+        "family_rescue": ("query_id", "shape", "candidates.chunk_id", "candidates.rescued"),
+        "blended_rerank": (*_CITED, "required", "slots"),
+        "crag_grading": ("query_id", "action", "candidates"),
+    },
     writes=Context,
     params=Params,
     run=context_table,

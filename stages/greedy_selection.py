@@ -392,7 +392,16 @@ STAGE = Stage(
     name="greedy_selection",
     summary="Picks k candidates that are relevant and not the same thing again (Dartboard, or a baseline).",
     owner="retrieval",
-    reads=("oversample", "log_normal", "distance_matrices"),
+    reads={
+        "oversample": ("query_id", "candidates.chunk_id"),
+        "log_normal": (
+            "query_id",
+            "query_log_probabilities",
+            "document_log_probabilities",
+            "log_probability_at_zero",
+        ),
+        "distance_matrices": ("query_id", "query_distances", "document_distances"),
+    },
     writes=Selection,
     params=Params,
     run=greedy_selection_table,

@@ -97,7 +97,7 @@ STAGE = Stage(
     summary="Finds the k x oversampling nearest different texts of each query, under its groups and filters; "
     "refuses to hand on a chunk that a query may not see.",
     owner="retrieval",
-    reads=("queries",),
+    reads={"queries": ("query_id", "embedding", "groups", "filters")},
     needs=("corpus",),
     writes=Candidates,
     params=Params,

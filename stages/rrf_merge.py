@@ -342,7 +342,10 @@ STAGE = Stage(
     name="rrf_merge",
     summary="Fuses the diverse and the keyword ranking by weighted reciprocal ranks, in exact order.",
     owner="retrieval",
-    reads=_SOURCES,
+    reads={
+        "greedy_selection": ("query_id", "candidates.rank", "candidates.chunk_id"),
+        "sparse_search": ("query_id", "outcome", "candidates.rank", "candidates.chunk_id"),
+    },
     writes=FusedRanking,
     params=Params,
     run=rrf_merge_table,

@@ -62,7 +62,8 @@ class Stage:
         name: unique; also the name of the table it writes and of its settings.
         summary: one sentence.
         owner: who answers for it.
-        reads: tables it takes: names of earlier stages, or `queries`.
+        reads: tables it takes, earlier stages or `queries`, and of each the columns: `candidates.chunk_id` is one
+            field of a list of structs, `candidates` all of them. A stage is given no more than these from a store.
         writes: the row model of its table.
         params: its settings class.
         needs: what is handed to it from outside (`corpus`, `keyword_search`, `cross_encoder`, `plan`).
@@ -77,7 +78,7 @@ class Stage:
     name: str
     summary: str
     owner: str
-    reads: tuple[str, ...]
+    reads: Mapping[str, tuple[str, ...]]
     writes: type[Row]
     params: type[Params]
     run: Callable[..., StageOutput]

@@ -15,6 +15,7 @@ import pytest
 import stages
 from checkpoints.commit import parquet_bytes
 from checkpoints.logical_digest import logical_digest
+from contracts.columns import column, ragged
 from contracts.errors import ConfigurationError
 from contracts.evidence import EvidencePlan
 from contracts.table import check_rows, schema
@@ -129,6 +130,46 @@ def test_a_query_gets_the_same_row_whatever_shares_its_shard(stage):
 def test_stage_takes_what_it_says_it_reads_and_needs(stage):
     wanted = {*stage.reads, *stage.needs, "params"}
     assert set(inspect.signature(stage.run).parameters) == wanted
+
+
+def _only(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+    """The table with some columns, and of a list of structs with some fields."""
+    wanted: dict[str, set[str]] = {}
+    for one in columns:
+        name, _, field = one.partition(".")
+        wanted.setdefault(name, set()).add(field)
+    found = {}
+    for name, fields in wanted.items():
+        found[name] = column(table, name)
+        if fields != {""}:
+            lists = ragged(table, name)
+            kept = [field for field in found[name].type.value_type if field.name in fields]
+            values = pa.StructArray.from_arrays([lists.values[field.name] for field in kept], fields=kept)
+            found[name] = pa.ListArray.from_arrays(pa.array(lists.offsets, pa.int32()), values)
+    return pa.table(found)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("stage", ALL, ids=NAMES)
+def test_stage_needs_no_column_but_those_it_says(stage, shape):
+    inputs = _stage_inputs(stage, SHAPES[shape])
+    narrow = {name: _only(inputs[name], columns) for name, columns in stage.reads.items()}
+    assert _run(stage, narrow).table.equals(_run(stage, inputs).table)
+
+
+# Compared where they are there, or said in an error.
+UNCOMPUTED = {"query_id", "family_rescue.shape"}
+
+
+@pytest.mark.parametrize("stage", ALL, ids=NAMES)
+def test_stage_says_no_column_that_it_does_not_need(stage):
+    inputs = _stage_inputs(stage, SHAPES["ragged candidate counts"])
+    for name, columns in stage.reads.items():
+        for one in columns:
+            if one not in UNCOMPUTED and f"{name}.{one}" not in UNCOMPUTED:
+                others = tuple(other for other in columns if other != one)
+                with pytest.raises((KeyError, TypeError, AttributeError)):
+                    _run(stage, {**inputs, name: _only(inputs[name], others)})
 
 
 @pytest.mark.parametrize("stage", ALL, ids=NAMES)

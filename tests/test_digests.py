@@ -90,9 +90,10 @@ def test_a_digest_worked_by_hand():
     table = pa.table({"n": pa.array([1, None, -1], pa.int32()), "t": pa.array([["ä", ""], [], None])})
     by_hand = hashlib.sha256()
     by_hand.update(b'{"columns":[["n","int32"],["t",["list","string"]]],"rows":3}')
-    by_hand.update(b"\3\0\0\0\0\0\0\0" + b"\xa0" + b"\1\0\0\0\xff\xff\xff\xff")  # three, bits 101, then 1 and -1
-    by_hand.update(b"\3\0\0\0\0\0\0\0" + b"\xc0" + b"\2\0\0\0\0\0\0\0" + b"\0\0\0\0\0\0\0\0")  # lengths 2 and 0
-    by_hand.update(b"\2\0\0\0\0\0\0\0" + b"\xc0" + b"\2\0\0\0\0\0\0\0" + b"\0\0\0\0\0\0\0\0" + "ä".encode())
+    none, one, two, three = (bytes([number]) + b"\0\0\0\0\0\0\0" for number in range(4))
+    by_hand.update(three + one + b"\xa0" + b"\1\0\0\0\xff\xff\xff\xff")  # three, one null, bits 101, then 1 and -1
+    by_hand.update(three + one + b"\xc0" + two + none)  # three lists, one null, bits 110, of lengths 2 and 0
+    by_hand.update(two + none + two + none + "ä".encode())  # two texts, none null, of 2 bytes and none
     assert logical_digest(table) == by_hand.hexdigest()
 
 

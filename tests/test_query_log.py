@@ -250,10 +250,10 @@ def _with_width(tmp_path, rows, file_format, dimension):
 def test_vectors_of_another_width_than_the_corpus_are_dead_letters_though_most_lines_have_it(tmp_path, file_format):
     log = _with_width(tmp_path, WIDTHS, file_format, 2)
     assert reasons(log) == [(1, "invalid"), (2, "invalid")]
-    np.testing.assert_allclose(log.vectors, [[0.6, 0.8]], rtol=1e-6)
+    np.testing.assert_allclose(log.embeddings(np.arange(1)), [[0.6, 0.8]], rtol=1e-6)
     by_majority = _with_width(tmp_path, WIDTHS, file_format, None)
     assert reasons(by_majority) == [(3, "invalid")]
-    assert by_majority.vectors.shape == (2, 3)
+    assert by_majority.embeddings(np.arange(2)).shape == (2, 3)
 
 
 @pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
