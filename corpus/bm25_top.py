@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from contracts.columns import Array, Ragged, offsets_from_lengths, read_only
+from corpus.compiled import kernel
 
 
 def bm25_top(
@@ -33,12 +33,11 @@ def bm25_top(
     Returns:
         counts (queries,), and rows and scores (queries, depth), of which the first counts[q] are set.
     """
-    arrays = [read_only(one) for one in (query_offsets, query_terms, offsets, rows, scores, eligible)]
-    found: tuple[Array, Array, Array] = _bm25_top(*arrays, depth, chunks)
-    return found
+    queries, postings = (read_only(query_offsets), read_only(query_terms)), (read_only(offsets), read_only(rows))
+    return _bm25_top(*queries, *postings, read_only(scores), read_only(eligible), depth, chunks)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _bm25_top(
     query_offsets: Array,
     query_terms: Array,
@@ -77,7 +76,7 @@ def _bm25_top(
     return counts, top_rows, top_scores
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _match_few(
     terms: Array, offsets: Array, rows: Array, scores: Array, eligible: Array, sums: Array, seen: Array, matches: Array
 ) -> int:
@@ -96,7 +95,7 @@ def _match_few(
     return count
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _match_many(
     terms: Array, offsets: Array, rows: Array, scores: Array, eligible: Array, sums: Array, seen: Array, matches: Array
 ) -> int:
@@ -113,7 +112,7 @@ def _match_many(
     return count
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _keep_best(found: Array, sums: Array, top_rows: Array, top_scores: Array) -> int:
     """Writes the best of the found rows by (-score, row), as many as fit, and returns how many.
 
@@ -140,7 +139,7 @@ def _keep_best(found: Array, sums: Array, top_rows: Array, top_scores: Array) ->
     return kept
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _sink(row: int, score: float, heap_rows: Array, heap_scores: Array, size: int) -> None:
     """Puts a row in the place of the root and lets it sink below everything worse."""
     place, child = 0, 1
@@ -155,7 +154,7 @@ def _sink(row: int, score: float, heap_rows: Array, heap_scores: Array, size: in
     heap_rows[place], heap_scores[place] = row, score
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _worse(score: float, row: int, other_score: float, other_row: int) -> bool:
     return score < other_score or (score == other_score and row > other_row)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 
 from contracts.columns import IntArray, Ragged, offsets_from_lengths, read_only
+from corpus.compiled import kernel
 from corpus.scope import Scope, Scopes
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -79,7 +79,7 @@ def rounding(dimension: int) -> np.float32:
     return np.float32(2 * (dimension + 1) * 2.0**-24)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _collect(
     products: Array, masks: Array, mask_of: Array, best: Array, slack: np.float32
 ) -> tuple[Array, Array, Array]:
@@ -114,7 +114,7 @@ def _collect(
     return owners, places, kept
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _replace_least(heap: Array, value: np.float32) -> None:
     """Puts a value in the place of the least and lets it sink."""
     place, child = 0, 1
@@ -138,7 +138,7 @@ def cosines(vectors: Array, queries: IntArray, embeddings: Array, rows: IntArray
     return np.clip(products, -1, 1).astype(np.float32)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _products(vectors: Array, queries: Array, embeddings: Array, rows: Array) -> Array:
     products = np.empty(len(rows), np.float64)
     whole = vectors.shape[1] - vectors.shape[1] % 4

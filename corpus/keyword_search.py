@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 
 from contracts.columns import IntArray, Ragged, offsets_from_lengths, read_only
 from corpus.bm25_top import bm25_top, ragged_hits
+from corpus.compiled import kernel
 from corpus.keyword_index import KeywordIndex
 from corpus.scope import Scope, Scopes
 from corpus.tokeniser import Tokeniser
@@ -103,7 +103,7 @@ def _lists(lists: Ragged, rows: IntArray) -> Ragged:
     return Ragged(offsets, lists.values[places])
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _shared_terms(
     offsets: Array, chunks: Array, query_offsets: Array, query_terms: Array, queries: Array, rows: Array
 ) -> Array:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +17,7 @@ from contracts.evidence import RerankedRanking, Share
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import Int32, build_table
+from corpus.compiled import kernel
 from corpus.corpus import Corpus
 from corpus.exact_tokens import exact_shares
 from models.cross_encoder import CrossEncoder, probabilities
@@ -117,7 +117,7 @@ def min_max(part: Array, queries: IntArray, count: int) -> Array:
     return stretched
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def scores_in_order(offsets: Array, rows: Array, scores: Array) -> Array:
     """Scores in [0, 1] that keep each query's candidates in the order they stand in: (-score, row).
 
@@ -144,7 +144,7 @@ def scores_in_order(offsets: Array, rows: Array, scores: Array) -> Array:
 _FRESH, _NEAR_COPY, _SAME_TEXT = 0, 1, 2
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _likeness(
     candidate: int, picks: Array, count: int, texts: Array, vectors: Array, places: Array, near_duplicate: float
 ) -> int:
@@ -162,7 +162,7 @@ def _likeness(
     return likeness
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _serve_families(
     start: int,
     end: int,
@@ -194,7 +194,7 @@ def _serve_families(
     return count
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _fill(
     start: int,
     end: int,
@@ -223,7 +223,7 @@ def _fill(
     return count
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def select_under_coverage(
     offsets: Array,
     members: Array,

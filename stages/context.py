@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +17,7 @@ from contracts.manifest import Account
 from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
+from corpus.compiled import kernel
 from corpus.corpus import Corpus
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
@@ -42,7 +42,7 @@ class Params(BaseParams):
     token_budget: Count = 4000
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _dispensable(serves: Array, present: Array, kept: Array, start: int, end: int) -> int:
     """The lowest-ranked passage that no family needs, restored ones before kept ones; -1 for none.
 
@@ -57,7 +57,7 @@ def _dispensable(serves: Array, present: Array, kept: Array, start: int, end: in
     return -1
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def restore_families(
     offsets: Array, required: Array, serves: Array, kept: Array, restorable: Array, slots: Array
 ) -> tuple[Array, Array]:
@@ -106,7 +106,7 @@ def restore_families(
     return present, restored_for
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def admit_within_budget(offsets: Array, leads: Array, tokens: Array, budget: int) -> Array:
     """How many tokens of each passage enter the context, -1 for one that is left out.
 

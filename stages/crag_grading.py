@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +20,7 @@ from contracts.manifest import Account
 from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
+from corpus.compiled import kernel
 from corpus.corpus import Corpus, KeywordSearch
 from corpus.scope import Scopes
 from corpus.tokeniser import words
@@ -103,7 +103,7 @@ def query_actions(queries: IntArray, grades: Array, count: int) -> Array:
     return actions
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _breaks_bound(
     option: int,
     kept: Array,
@@ -126,7 +126,7 @@ def _breaks_bound(
     return same_document >= max_per_document
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def fill_slots(
     offsets: Array,
     states: Array,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numba
 import numpy as np
 import pyarrow as pa
 
@@ -13,6 +12,7 @@ from contracts.columns import Array, IntArray, Ragged, offsets_from_lengths, rag
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
+from corpus.compiled import kernel
 from corpus.corpus import Corpus
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
@@ -30,14 +30,14 @@ class Params(BaseParams):
 _BLOCK = 16
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _distance(cosine: float) -> float:
     """1 - cos in [0, 2], rounding taken off."""
     distance = 1.0 - cosine
     return 0.0 if distance < _ROUNDING else min(distance, 2.0)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def cosine_distances(vectors: Array, offsets: Array, rows: Array, embeddings: Array) -> tuple[Array, Array]:
     """Cosine distances of every query to its candidates, and of its candidates to each other.
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import pyarrow as pa
 import re2
@@ -17,6 +16,7 @@ from contracts.evidence import EvidencePlan, Family, RescuedRanking, RescueSearc
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
+from corpus.compiled import kernel
 from corpus.corpus import Corpus, KeywordSearch
 from corpus.scope import Scope, Scopes
 from stages.stage import Stage, StageOutput, search_outcomes
@@ -82,12 +82,12 @@ def recognise(texts: Sequence[str], shapes: Sequence[Shape]) -> IntArray:
     return np.array([known[text] for text in texts], dtype=np.int64)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _holds(texts: Array, rows: Array, start: int, end: int, text: int) -> bool:
     return bool((texts[rows[start:end]] == text).any())
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def rescue_missing(
     offsets: Array,
     rows: Array,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +17,7 @@ from contracts.manifest import Account
 from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
+from corpus.compiled import kernel, kernel_adding_in_any_order
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
 # A term this far (in log) below the largest one of a sum adds nothing to a float64: exp(-40) < 2^-53.
@@ -54,7 +54,7 @@ class Params(BaseParams):
     mmr_lambda: Annotated[float, Ge(0), Le(1)] = 0.5
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _square(triangle: Array, count: int, diagonal: float, weight: float) -> Array:
     """(count, count) float64: weight times the full symmetric matrix of a lower triangle."""
     matrix = np.empty((count, count), np.float64)
@@ -67,7 +67,7 @@ def _square(triangle: Array, count: int, diagonal: float, weight: float) -> Arra
     return matrix
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _log_gain(relevance: Array, covered: Array, offered: Array) -> float:
     """The log of the sum over j with offered > covered of exp(relevance) * (exp(offered) - exp(covered)).
 
@@ -89,8 +89,7 @@ def _log_gain(relevance: Array, covered: Array, offered: Array) -> float:
     return largest + math.log(total) if total > 0.0 else -np.inf
 
 
-# Lanes may add in any order: that is what lets the sum run in vectors.
-@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+@kernel_adding_in_any_order
 def _gain(shares: Array, covered: Array, offered: Array) -> float:
     """The sum over j of shares[j] * (offered[j] - covered[j]) where offered is above covered."""
     total = 0.0
@@ -99,7 +98,7 @@ def _gain(shares: Array, covered: Array, offered: Array) -> float:
     return total
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _log_row(triangle: Array, place: int, diagonal: float, weight: float, row: Array) -> Array:
     """Writes row `place` of the symmetric matrix of a lower triangle, times a weight."""
     first = place * (place - 1) // 2
@@ -111,7 +110,7 @@ def _log_row(triangle: Array, place: int, diagonal: float, weight: float, row: A
     return row
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _dartboard_of_query(
     log_densities: Array,
     triangle: Array,
@@ -158,7 +157,7 @@ def _dartboard_of_query(
         log_covered = np.maximum(log_covered, _log_row(triangle, best, diagonal, diversity_weight, row))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _highest(bounds: Array) -> int:
     """The first candidate with the highest bound; NaN stands for one that is picked."""
     best = -1
@@ -220,7 +219,7 @@ def dartboard(
     return picks, log_gains
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def _dartboard(
     offsets: Array,
     query_log_densities: Array,
@@ -249,7 +248,7 @@ def _dartboard(
             )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def mmr(
     offsets: Array, query_distances: Array, pair_offsets: Array, document_distances: Array, k: int, mmr_lambda: float
 ) -> Array:
@@ -292,7 +291,7 @@ def mmr(
     return picks
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@kernel
 def log_gains_of(
     picks: Array,
     offsets: Array,
