@@ -27,7 +27,7 @@ from contracts.errors import CheckpointError, MissingArtifactError, RunHeldError
 from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan, Verdict
 from contracts.query import DistinctQuery, LogLine
 from contracts.table import check_table
-from flows.executor import map_shards, retrying
+from flows.executor import map_artifacts, map_shards, retrying
 from flows.fingerprint import params_of
 from flows.planning import now, reopen_query_log
 from flows.progress import Progress, no_progress
@@ -118,9 +118,11 @@ class Session:
 
     def _verify(self, kept: list[Manifest]) -> None:
         """Compares what an interrupted run has with what was committed: nothing unproven is built upon."""
-        for done, manifest in enumerate(kept, start=1):
-            verify_files(self.store, manifest)
-            self.progress("verify", done, len(kept))
+        map_artifacts(
+            lambda manifest: verify_files(self.store, manifest),
+            kept,
+            lambda done: self.progress("verify", done, len(kept)),
+        )
 
     def _keep_error_budget(self) -> None:
         """Stops a run that has lost more than it may."""
@@ -191,12 +193,17 @@ class Session:
         first_computed = order.index(True) if True in order else len(order)
         for entry in entries:
             early = self.plan.stages.index(entry) < first_computed
-            for done, manifest in enumerate(self._lent(entry), start=1):
+
+            def take(manifest: Manifest, entry: StagePlan = entry, early: bool = early) -> None:  # noqa: FBT001
                 if early:
                     borrow(self.store, manifest, plan=self.plan, entry=entry)
                 else:
                     verify_files(self.store, manifest)
+
+            def report(done: int, entry: StagePlan = entry) -> None:
                 self.progress(entry.stage, done, entry.parts)
+
+            map_artifacts(take, list(self._lent(entry)), report)
 
     def _lent(self, entry: StagePlan) -> Iterator[Manifest]:
         """What a stage borrows, part by part.

@@ -17,14 +17,14 @@ from flows.settings import ExecutorParams
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
+# Threads that wait for a disk to sync or for a bucket to answer: a store takes many writes in the time of one.
+_WAITING = 16
+
 
 def map_shards(
     work: Callable[[int], None], shards: Sequence[int], params: ExecutorParams, report: Callable[[int], None]
 ) -> None:
-    """Runs `work` for each shard, as many side by side as there are workers.
-
-    At the first error those not started are dropped; it is raised after the shards that had started are
-    done, so that what they commit is kept. Results do not depend on the number of workers.
+    """Runs `work` for each shard, as many side by side as there are workers; see `_side_by_side`.
 
     Args:
         work: takes a shard number.
@@ -32,21 +32,44 @@ def map_shards(
         params: how many workers.
         report: told how many shards are done, after each; what it raises counts as an error of the shard.
     """
-    workers = min(params.workers or len(os.sched_getaffinity(0)), max(len(shards), 1))
+    workers = params.workers or len(os.sched_getaffinity(0))
     # Shards are the parallel unit: threads of BLAS and FAISS inside them would only fight for the same cores.
     # FAISS keeps its number by thread, so that each worker has to say it.
     with (
         threadpool_limits(1, user_api="blas"),
         ThreadPoolExecutor(workers, "shard", initializer=faiss.omp_set_num_threads, initargs=(1,)) as pool,
     ):
-        futures = [pool.submit(work, shard) for shard in shards]
-        try:
-            for done, future in enumerate(as_completed(futures), start=1):
-                future.result()
-                report(done)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        _side_by_side(pool, work, shards, report)
+
+
+def map_artifacts(work: Callable[[Given], None], artifacts: Sequence[Given], report: Callable[[int], None]) -> None:
+    """Runs `work` for each artifact, which waits for the store and computes next to nothing; see `_side_by_side`.
+
+    Args:
+        work: takes an artifact.
+        artifacts: what it takes.
+        report: told how many are done, after each; what it raises counts as an error of the artifact.
+    """
+    with ThreadPoolExecutor(_WAITING, "artifact") as pool:
+        _side_by_side(pool, work, artifacts, report)
+
+
+def _side_by_side(
+    pool: ThreadPoolExecutor, work: Callable[[Given], None], given: Sequence[Given], report: Callable[[int], None]
+) -> None:
+    """Runs work in the threads of a pool.
+
+    At the first error what has not started is dropped; it is raised after all that had started is done, so
+    that what it commits is kept. Results do not depend on the number of threads.
+    """
+    futures = [pool.submit(work, one) for one in given]
+    try:
+        for done, future in enumerate(as_completed(futures), start=1):
+            future.result()
+            report(done)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
 
 
 def retrying(
