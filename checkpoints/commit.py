@@ -66,6 +66,8 @@ def commit(
     left_out: int = 0,
     account: Account | None,
     calls: Mapping[str, Mapping[str, int]] | None = None,
+    tokens: int = 0,
+    cost: float = 0.0,
     started_at: str,
     seconds: float,
 ) -> Manifest:
@@ -81,6 +83,8 @@ def commit(
         left_out: how many queries an earlier stage took out.
         account: where the candidates came from and went; None for tables without candidates.
         calls: how calls of services ended.
+        tokens: that the calls were charged for.
+        cost: of these tokens.
         started_at: ISO time, for people; takes no part in keys.
         seconds: how long it took to compute.
 
@@ -115,6 +119,8 @@ def commit(
         left_out=left_out,
         dead_letters=dead_letters,
         calls={name: dict(counts) for name, counts in (calls or {}).items()},
+        tokens=tokens,
+        cost=cost,
         borrowed_from=None,
         started_at=started_at,
         seconds=seconds,

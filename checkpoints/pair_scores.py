@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import threading
 from collections.abc import Sequence
 
@@ -11,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from checkpoints.digests import sha256
+from checkpoints.digests import model_folder, sha256
 from checkpoints.store import Store
 from contracts.errors import CheckpointError
 
 _SCHEMA = pa.schema([pa.field("key", pa.binary(16), nullable=False), pa.field("score", pa.float32(), nullable=False)])
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class PairScores:
@@ -32,7 +30,7 @@ class PairScores:
 
     def __init__(self, store: Store, model_id: str) -> None:
         self._store = store
-        self._folder = _folder(model_id)
+        self._folder = f"pair_scores/{model_folder(model_id)}"
         self._lock = threading.Lock()
         self._scores: dict[bytes, float] = {}
         for path in store.files(self._folder):
@@ -75,12 +73,6 @@ class PairScores:
         self._store.write(f"{self._folder}/{_name(data)}", data)
         with self._lock:
             self._scores.update(pairs)
-
-
-def _folder(model_id: str) -> str:
-    """A model's own folder: readable, and never that of another model or a part of it."""
-    readable = _NOT_IN_A_NAME.sub("-", model_id)[:40].strip("-.")
-    return f"pair_scores/{readable or 'model'}-{sha256(model_id.encode())[:16]}"
 
 
 def _name(data: bytes) -> str:

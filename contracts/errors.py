@@ -10,6 +10,7 @@ DartflowError
 │   ├── ChangedRunError       resume after code or configuration changed
 │   └── RunHeldError          another process holds the lease of the run
 ├── ModelError                a model or service gave no usable answer; alone, it is a fault of the data
+│   ├── InvalidAnswerError    ... it answered, but not with what was asked for
 │   ├── RefusedError          ... since it refuses us: credentials, quota, a setting
 │   └── TransientError        ... but may do so on the next try; the only kind that is retried
 │       └── TimedOutError     ... it did not answer in time
@@ -139,6 +140,10 @@ class TimedOutError(TransientError):
 
 class RefusedError(ModelError):
     """A model or service refuses us (credentials, quota, a setting): neither a retry nor another query helps."""
+
+
+class InvalidAnswerError(ModelError):
+    """A model or service answered, as often as it was asked, what is no answer to the question."""
 
 
 class StageError(DartflowError):

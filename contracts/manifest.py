@@ -45,7 +45,8 @@ class Manifest(_Record):
     run that computed the file when it is not this one. `plan` is the digest of the run's plan: a
     manifest of an earlier run of the same name is none of this run. `left_out` counts the queries
     that an earlier stage took out, `dead_letters` says what this one took out. `calls` counts, for
-    each service that was called or searched, how the calls ended.
+    each service that was called or searched, how the calls ended; `tokens` and `cost` are what the calls
+    were charged for, the cost by the prices in the settings.
     """
 
     run_id: str
@@ -63,6 +64,8 @@ class Manifest(_Record):
     left_out: Annotated[int, Ge(0)] = 0
     dead_letters: DeadLetterFile | None = None
     calls: dict[str, dict[str, int]] = {}
+    tokens: Annotated[int, Ge(0)] = 0
+    cost: Annotated[float, Ge(0)] = 0.0
     borrowed_from: str | None
     started_at: str
     seconds: float

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts import errors
-from contracts.errors import ContractError, DartflowError, ModelError, RefusedError, TimedOutError, TransientError
+from contracts.errors import (
+    ContractError,
+    DartflowError,
+    InvalidAnswerError,
+    ModelError,
+    RefusedError,
+    TimedOutError,
+    TransientError,
+)
 
 TREE_LINE = re.compile(r"^(?P<bars>[│ ]*(?:[├└]── )?)(?P<name>\w+Error)(?: |$)")
 SENTENCE = re.compile(
@@ -174,5 +182,5 @@ def test_what_may_pass_is_retried_and_a_refusal_is_not():
     assert retried == [TransientError, TimedOutError]
     assert [kind for kind in EVERY_KIND if issubclass(kind, RefusedError)] == [RefusedError]
     assert [kind for kind in EVERY_KIND if issubclass(kind, ModelError)] == [
-        ModelError, TransientError, TimedOutError, RefusedError,
+        ModelError, TransientError, TimedOutError, RefusedError, InvalidAnswerError,
     ]  # fmt: skip

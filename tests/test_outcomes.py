@@ -12,10 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts import errors
-from contracts.errors import DartflowError, ModelError, RefusedError, TimedOutError, TransientError
+from contracts.errors import (
+    DartflowError,
+    InvalidAnswerError,
+    ModelError,
+    RefusedError,
+    TimedOutError,
+    TransientError,
+)
 from flows.executor import retrying
 from flows.settings import ExecutorParams
-from models.outcomes import CountedCrossEncoder, outcome_of
+from models.outcomes import CountedCrossEncoder, Spending, outcome_of
 
 ENDS = {
     "ok": None,
@@ -47,6 +54,7 @@ class Scripted:
         (RefusedError("a", "b", next_step="C."), "refused"),
         (TransientError("a", "b", next_step="C."), "failed"),
         (ModelError("a", "b", next_step="C."), "failed"),
+        (InvalidAnswerError("a", "b", next_step="C."), "invalid"),
         (errors.StageError("a", "b", next_step="C."), "failed"),
         (TimeoutError(), "failed"),
         (ValueError("no"), "failed"),
@@ -122,3 +130,20 @@ def test_shards_that_run_at_once_count_their_own_calls():
     for thread in threads:
         thread.join()
     assert counters == [{"ok": 100}] * 4
+
+
+def test_spending_adds_up_over_threads():
+    spending = Spending()
+
+    def work():
+        for _ in range(500):
+            spending.note("ok", tokens=3, cost=0.5)
+            spending.note("refused", times=0)
+            spending.note("reused", times=2)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (spending.calls, spending.tokens, spending.cost) == ({"ok": 2000, "reused": 4000}, 6000, 1000.0)
