@@ -6,19 +6,13 @@ import json
 from pathlib import Path
 
 from bench.child import output_of
-from bench.results import Check, Claim, Comparison, claim_of
+from bench.results import Check, Comparison, claim_of
 from bench.stores import forget, prepared, whole_run
 from bench.terminal import run
 from bench.timing import Work, in_turn
 from bench.topics import Sizes
-from flows.cli import app
 
 LIBRARIES = 'python -c "import pyarrow, pydantic"'
-
-
-def estimate_is_built() -> bool:
-    """Whether the command line has `estimate`."""
-    return any(command.name == "estimate" for command in app.registered_commands)
 
 
 def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comparison is called alike
@@ -47,15 +41,11 @@ def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comp
     told = status["verdict"] == "complete" and status["stages"][-1]["computed"] == shards
     again = [stage["stage"] for stage in dry_run["stages"] if stage["computed"]]
     forget(found, plan)
-    estimate = "the command measured here is not written yet" if estimate_is_built() else "the command is not built yet"
     return Comparison(
         name="commands",
         title="Commands that only look",
         settings={"shards": shards, "time": "from the start of the process to its end"},
-        claims=[
-            *(claim_of(times, name, LIBRARIES, 3, "at most") for name in lines if name != LIBRARIES),
-            Claim(what="estimate QUERIES: estimated / measured time of a run", missing=estimate),
-        ],
+        claims=[claim_of(times, name, LIBRARIES, 3, "at most") for name in lines if name != LIBRARIES],
         checks=[
             Check(what="status tells a complete run of all shards", share=float(told), compared=1),
             Check(what=f"rerun --dry-run computes again: {', '.join(again) or 'nothing'}", share=float(not again),
