@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from unittest.mock import patch
 
 from threadpoolctl import threadpool_limits
 
-from bench.results import ROOT
-from bench.stores import forget, prepared, whole_run
-from bench.terminal import WORK
+from bench.limits import Least, Rates, least_of, measured_rates
+from bench.results import ROOT, Comparison, Table
+from bench.stores import Prepared, forget, prepared, whole_run
+from bench.terminal import run
 from bench.topics import Sizes
+from contracts.manifest import RunPlan
 from flows import engine
+from flows.resources import Resources
 from flows.settings import ExecutorParams
+from stages.pipeline import PIPELINE
 
 HOTTEST = 12
+# Parts of a limit below this many seconds are left out.
+_SHOWN = 0.01
 
 
 def in_this_thread(
@@ -33,10 +38,9 @@ def in_this_thread(
             report(done)
 
 
-def profiled(folder: Path, sizes: Sizes) -> dict[str, tuple[float, cProfile.Profile]]:
-    """Seconds and profile of every step of a run, and of what is done between them (`plan and verdict`)."""
-    found = prepared(folder, sizes)
-    plan, _ = whole_run(found, found.log_of(min(300, sizes.queries)))  # compiles
+def profiled(found: Prepared, lines: int) -> tuple[RunPlan, dict[str, tuple[float, cProfile.Profile]]]:
+    """A run, with seconds and profile of every step, and of what is done between them (`plan and verdict`)."""
+    plan, _ = whole_run(found, found.log_of(min(300, lines)))  # compiles
     forget(found, plan)
     steps: dict[str, tuple[float, cProfile.Profile]] = {}
     between = cProfile.Profile()
@@ -51,22 +55,47 @@ def profiled(folder: Path, sizes: Sizes) -> dict[str, tuple[float, cProfile.Prof
     with patch.object(engine, "map_shards", in_this_thread):
         started = time.perf_counter()
         between.enable()
-        plan, _ = whole_run(found, found.queries, step=step)
+        plan, _ = whole_run(found, found.log_of(lines), step=step)
         between.disable()
         whole = time.perf_counter() - started
-    forget(found, plan)
     steps["plan and verdict"] = whole - sum(seconds for seconds, _ in steps.values()), between
-    return steps
+    return plan, steps
 
 
-def by_stage(steps: dict[str, tuple[float, cProfile.Profile]], queries: int) -> str:
-    """A table: each step with its share and its hottest function of this project."""
+def by_stage(steps: Mapping[str, tuple[float, cProfile.Profile]], queries: int) -> Table:
+    """Each step with its share and its hottest functions of this project."""
     whole = sum(seconds for seconds, _ in steps.values())
-    lines = ["| step | s | share | ms a query | most of it in |", "|---|---|---|---|---|"]
-    for name, (seconds, profile) in sorted(steps.items(), key=lambda one: -one[1][0]):
+    rows = []
+    for name, (seconds, profile) in _by_seconds(steps):
         hot = "; ".join(f"{where} {own:.2f} s" for own, where in hottest([profile])[:3])
-        lines.append(f"| {name} | {seconds:.2f} | {seconds / whole:.0%} | {1000 * seconds / queries:.3f} | {hot} |")
-    return "\n".join([*lines, f"| whole | {whole:.2f} | 100% | {1000 * whole / queries:.3f} | |"])
+        rows.append([name, f"{seconds:.2f}", f"{seconds / whole:.0%}", f"{1000 * seconds / queries:.3f}", hot])
+    rows.append(["whole", f"{whole:.2f}", "100%", f"{1000 * whole / queries:.3f}", ""])
+    return Table(title="By step", columns=["step", "s", "share", "ms a query", "most of it in"], rows=rows)
+
+
+def by_function(steps: Mapping[str, tuple[float, cProfile.Profile]]) -> Table:
+    """The hottest functions of this project over all steps."""
+    rows = [[f"{own:.2f}", where] for own, where in hottest([profile for _, profile in steps.values()])[:HOTTEST]]
+    return Table(title="By function", columns=["s, with the libraries it calls", "function"], rows=rows)
+
+
+def by_limit(seconds: Mapping[str, float], least: Mapping[str, Least], rates: Rates) -> Table:
+    """How far stages are from what the machine could do: the part that bounds each, and all parts together."""
+    rows = []
+    for name, work in least.items():
+        parts = work.seconds(rates)
+        bound = max(parts, key=lambda part: parts[part])
+        total = sum(parts.values())
+        told = ", ".join(f"{part} {taken:.2f} s" for part, taken in parts.items() if taken >= _SHOWN)
+        rows.append([name, f"{seconds[name]:.2f}", f"{total:.2f}", bound, told, f"{seconds[name] / total:.1f}"])
+    columns = ["stage", "s", "least s", "bounded by", "of it", "times the least"]
+    return Table(title="The three heaviest stages against the machine", columns=columns, rows=rows)
+
+
+def _by_seconds(
+    steps: Mapping[str, tuple[float, cProfile.Profile]],
+) -> list[tuple[str, tuple[float, cProfile.Profile]]]:
+    return sorted(steps.items(), key=lambda one: -one[1][0])
 
 
 def hottest(profiles: Sequence[cProfile.Profile]) -> list[tuple[float, str]]:
@@ -88,23 +117,43 @@ def _where(code: str | CodeType) -> str | None:
     return f"`{Path(code.co_filename).relative_to(ROOT)}:{code.co_firstlineno} {code.co_name}`"
 
 
-def main() -> None:
-    """Prints both tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--chunks", type=int, default=20_000)
-    parser.add_argument("--queries", type=int, default=4_000)
-    parser.add_argument("--dimension", type=int, default=384)
-    parser.add_argument("--functions", type=int, default=HOTTEST, help="how many of the hottest are listed")
-    parser.add_argument("--work", type=Path, default=WORK)
-    words = parser.parse_args()
-    sizes = Sizes(chunks=words.chunks, queries=words.queries, dimension=words.dimension)
-    steps = profiled(words.work, sizes)
-    print(f"{sizes.queries} distinct queries, {sizes.chunks} chunks, {sizes.dimension} dimensions, one thread.\n")
-    print(by_stage(steps, sizes.queries))
-    print("\n| s, with the libraries it calls | function |\n|---|---|")
-    for own, where in hottest([profile for _, profile in steps.values()])[: words.functions]:
-        print(f"| {own:.2f} | {where} |")
+def compare(small: bool, work: Path) -> Comparison:  # noqa: FBT001 - every comparison is called alike
+    """Profiles one run on one thread, and holds its three heaviest stages against the machine."""
+    sizes = Sizes(chunks=600, queries=300, dimension=32) if small else Sizes(chunks=100_000, queries=20_000)
+    found, lines = prepared(work, sizes), 300 if small else 4_000
+    plan, steps = profiled(found, lines)
+    settings, store = found.settings(), found.store
+    resources = Resources(store, settings, plan.snapshot_id)
+    rates = measured_rates(found.folder)
+    names = {stage.name for stage in PIPELINE}
+    heaviest = [name for name, _ in _by_seconds(steps) if name in names][:3]
+    least = {name: least_of(name, found, plan, resources.corpus, resources.keyword_search) for name in heaviest}
+    forget(found, plan)
+    return Comparison(
+        name="profile",
+        title="Where the time of a run goes",
+        settings={
+            "chunks": sizes.chunks, "dimension": sizes.dimension, "distinct queries": lines, "threads": 1,
+            "profiler": "cProfile, which costs some time itself",
+            "settings": "the defaults, vectors given, no cross-encoder",
+        },
+        tables=[
+            by_stage(steps, lines),
+            by_function(steps),
+            by_limit({name: seconds for name, (seconds, _) in steps.items()}, least, rates),
+        ],
+        notes=[_told(rates)],
+    )  # fmt: skip
+
+
+def _told(rates: Rates) -> str:
+    return (
+        f"One thread of this machine at its best: {rates.float32 / 1e9:.0f} GFlop/s in products of float32, "
+        f"{rates.float64 / 1e9:.0f} of float64, {rates.memory / 1e9:.1f} GB/s through memory (a copy), "
+        f"{rates.disk / 1e6:.0f} MB/s onto the disk (write and sync). The least is what the method cannot do without: "
+        "its products, the postings that it reads, its tables once through memory and its files once onto the disk."
+    )
 
 
 if __name__ == "__main__":
-    main()
+    run(compare)

@@ -14,7 +14,7 @@ _BEGIN, _END = "<!-- written by bench.report: begin -->", "<!-- written by bench
 # The order of the page, and of `python -m bench`.
 COMPARISONS = (
     "selection", "keyword_search", "fusion", "whole_run", "scifact", "contract_cost", "prefect_cost", "growth",
-    "deduplication", "rerun", "commands",
+    "deduplication", "rerun", "commands", "estimate", "profile",
 )  # fmt: skip
 
 # Packages whose versions the page tells; the file has them all.
@@ -50,8 +50,9 @@ def _section(comparison: Comparison) -> str:
     settings = "; ".join(f"{name} {value}" for name, value in comparison.settings.items())
     took = f"`python -m bench.{comparison.name}`, {comparison.seconds:.0f} s, load {comparison.load:.1f} before."
     lines = [f"### {comparison.title}\n", f"{took} {settings}.\n"]
-    lines += ["| what | ratio (lowest to highest) | wanted | | medians (quartiles) |", "|---|---|---|---|---|"]
-    lines += [_row(claim) for claim in comparison.claims]
+    if comparison.claims:
+        lines += ["| what | ratio (lowest to highest) | wanted | | medians (quartiles) |", "|---|---|---|---|---|"]
+        lines += [_row(claim) for claim in comparison.claims]
     if comparison.checks:
         lines += ["", "| checked in the same run | share | of |", "|---|---|---|"]
         lines += [f"| {check.what} | {check.share:.4f} | {check.compared} |" for check in comparison.checks]

@@ -12,10 +12,8 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from checkpoints.commit import borrow, commit, verify_files
-from checkpoints.corpora import load_snapshot
 from checkpoints.dead_letters import letters_of, read_letters
 from checkpoints.lease import Lease, hold
 from checkpoints.manifests import manifests
@@ -25,19 +23,16 @@ from checkpoints.summary import keep_summary
 from checkpoints.verdict import emptied, verdict
 from contracts.errors import CheckpointError, MissingArtifactError, RunHeldError, StageError
 from contracts.manifest import Account, DeadLetter, Manifest, RunPlan, StagePlan, Verdict
-from contracts.query import DistinctQuery, LogLine
-from contracts.table import check_table
 from flows.executor import map_artifacts, map_shards, retrying
 from flows.fingerprint import params_of
-from flows.planning import now, reopen_query_log
+from flows.log_shards import LogShards
+from flows.planning import now
 from flows.progress import Progress, no_progress
 from flows.quarantine import letters_for, stopped_by, without_faults
 from flows.resources import Resources
 from flows.settings import Settings
 from flows.shard_inputs import query_rows, shard_inputs
-from loading.query_log import QueryLog, embed_queries
-from models.embedder import open_embedder
-from models.outcomes import CountedCrossEncoder
+from models.outcomes import CountedCrossEncoder, Spending, counted_grader
 from stages.pipeline import LOADED, RUNS_ONCE, check_wiring, find_stage
 from stages.stage import Stage, StageOutput
 
@@ -75,7 +70,7 @@ class Session:
     _noting: Lock = field(init=False, default_factory=Lock)
 
     def __post_init__(self) -> None:
-        self._resources = Resources(self.store, self.settings, self.plan.snapshot_id)
+        self._resources = Resources(self.store, self.settings, self.plan.snapshot_id, self.plan.run_id)
         self._dead = defaultdict(set)
         replayed = {("replayed", one.shard): -sum(q.log_lines for q in one.queries) for one in self.plan.replays}
         self._lost = {("log_lines", 0): self.plan.dead_letters, **replayed}
@@ -102,7 +97,7 @@ class Session:
                     if entry.stage != "log_lines":
                         self._keep_error_budget()
                     if entry.stage not in LOADED:
-                        self.__dict__.pop("_log", None)  # what was read of it is committed, and it is large
+                        self.__dict__.pop("_log", None)  # it is large
                     missing = self._missing(entry)
                     if missing:
                         step(entry.stage, lambda entry=entry, missing=missing: self._run_stage(entry, missing))  # type: ignore[misc]
@@ -235,46 +230,29 @@ class Session:
 
     def _loader(self, entry: StagePlan) -> Callable[[int], None]:
         """The work that loads and commits one part of `log_lines` or `queries`."""
-        return self._load_lines(entry) if entry.stage == "log_lines" else self._load_queries(entry)
+        log = self._log
 
-    def _load_lines(self, entry: StagePlan) -> Callable[[int], None]:
-        def load(part: int) -> None:
+        def load_lines(part: int) -> None:
             started = time.perf_counter()
-            check_table(self._log.lines, LogLine, entry.stage)
-            letters = [letter.model_copy(update={"run_id": self.plan.run_id}) for letter in self._log.dead_letters]
-            self._commit(entry, part, self._log.lines, started, letters=letters)
+            lines, letters = log.lines()
+            self._commit(entry, part, lines, started, letters=letters)
 
-        return load
-
-    def _load_queries(self, entry: StagePlan) -> Callable[[int], None]:
-        log, embedder = self._log, open_embedder(self.settings.embedder)
-        all_ids = log.queries.column("query_id").combine_chunks()
-
-        def load(part: int) -> None:
+        def load_queries(part: int) -> None:
             started = time.perf_counter()
-            replay = replay_of(self.plan, part)
-            first = part * self.plan.shard_size
-            shard = all_ids.slice(first, self.plan.shard_size)
-            if replay is not None:
-                shard = pa.array([query.query_id for query in replay.queries], pa.string())
+            query_ids = log.query_ids(part)
+            table, faults = self._without_faults(entry.stage, part, log.embedded, query_ids)
+            letters = letters_for(self.plan, entry.stage, part, log.rows(query_ids), faults)
+            self._commit(entry, part, table, started, letters=letters)
 
-            def embed(query_ids: Sequence[str]) -> pa.Table:
-                rows = pc.index_in(pa.array(query_ids, pa.string()), all_ids)
-                table = embed_queries(log.queries.take(rows), log.embeddings(rows.to_numpy()), embedder)
-                check_table(table, DistinctQuery, entry.stage)
-                return table
-
-            query_ids = shard.to_pylist()
-            table, faults = self._without_faults(entry.stage, part, embed, query_ids)
-            rows = log.queries.take(pc.index_in(shard, all_ids))
-            self._commit(entry, part, table, started, letters=letters_for(self.plan, entry.stage, part, rows, faults))
-
-        return load
+        if entry.stage == "log_lines":
+            return load_lines
+        log.open()
+        return load_queries
 
     @cached_property
-    def _log(self) -> QueryLog:
-        """The query log, read once a session."""
-        return reopen_query_log(self.plan, self.settings, load_snapshot(self.store, self.plan.snapshot_id))
+    def _log(self) -> LogShards:
+        """The query log, read once a session; dropped when what was read of it is committed."""
+        return LogShards(self.store, self.plan, self.settings)
 
     def _runner(self, entry: StagePlan) -> Callable[[int], None]:
         """The work that computes and commits one part of a stage."""
@@ -290,6 +268,8 @@ class Session:
         counted = dict(needs)
         if counted.get("cross_encoder") is not None:
             counted["cross_encoder"] = CountedCrossEncoder(counted["cross_encoder"], calls)  # type: ignore[arg-type]
+        spending = Spending()
+        counted["grader"] = counted_grader(counted.get("grader"), spending)  # type: ignore[arg-type]
         params = params_of(self.settings, stage)
 
         def run(query_ids: Sequence[str]) -> StageOutput:
@@ -302,10 +282,11 @@ class Session:
         replay = replay_of(self.plan, part)
         if replay is not None:
             key_parts["replayed"] = [query.query_id for query in replay.queries]
-        called = {"cross_encoder": calls} if calls else {}
+        called = {name: ends for name, ends in (("cross_encoder", calls), ("grader", spending.calls)) if ends}
         self._commit(
             entry, part, output.table, started, key_parts=key_parts, letters=letters, account=output.account,
             left_out=len(given.left_out), calls={**output.calls, **called},
+            tokens=spending.tokens, cost=spending.cost,
         )  # fmt: skip
 
     def _without_faults(
@@ -336,6 +317,8 @@ class Session:
         left_out: int = 0,
         account: Account | None = None,
         calls: Mapping[str, Mapping[str, int]] | None = None,
+        tokens: int = 0,
+        cost: float = 0.0,
     ) -> None:
         self._lease.check()
         commit(
@@ -349,6 +332,8 @@ class Session:
             left_out=left_out,
             account=account,
             calls=calls,
+            tokens=tokens,
+            cost=cost,
             started_at=now(),
             seconds=round(time.perf_counter() - started, 6),
         )

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flows.engine
+import flows.log_shards
 from checkpoints.run import create_run, load_plan, open_letters, run_ids, stage_manifests
 from checkpoints.store import Store
 from checkpoints.verdict import account_problems, committed, verdict
@@ -83,7 +84,7 @@ def poisoned(monkeypatch):
             return embed_queries(queries, vectors, embedder)
 
         monkeypatch.setattr(flows.engine, "find_stage", find)
-        monkeypatch.setattr(flows.engine, "embed_queries", embed)
+        monkeypatch.setattr(flows.log_shards, "embed_queries", embed)
 
     return poison
 

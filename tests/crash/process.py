@@ -18,6 +18,7 @@ import pyarrow as pa
 
 import checkpoints.lease
 import flows.engine
+import flows.log_shards
 from checkpoints.corpora import check_snapshot, corpus_pointer
 from checkpoints.published import check_files, published_pointer, published_run
 from checkpoints.run import load_plan
@@ -117,7 +118,7 @@ def current(store: Store) -> dict[str, str | None]:
 
 def _watch_units(job: Job) -> None:
     """Writes down every unit of work before it begins, where no kill can take it back; makes some fail."""
-    embed_queries = flows.engine.embed_queries
+    embed_queries = flows.log_shards.embed_queries
 
     def watched(name: str) -> Any:
         stage = find_stage(name)
@@ -139,7 +140,7 @@ def _watch_units(job: Job) -> None:
         return embed_queries(queries, *given)
 
     flows.engine.find_stage = watched
-    flows.engine.embed_queries = watched_embed
+    flows.log_shards.embed_queries = watched_embed
 
 
 def _make_mischief(job: Job) -> None:
