@@ -218,7 +218,7 @@ def embed_queries(queries: pa.Table, vectors: Vectors | None, embedder: Embedder
         ConfigurationError: neither the one nor the other.
     """
     if embedder is not None:
-        vectors = embedder.embed(queries.column("normalised_text").to_pylist())
+        vectors = embedder.embed_queries(queries.column("normalised_text").to_pylist())
     if vectors is None and queries.num_rows:
         raise ConfigurationError(
             "setting embedder.provider", "the query log has no column of embeddings", got="precomputed",

