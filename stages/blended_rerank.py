@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -13,13 +14,16 @@ from pydantic import model_validator
 
 from contracts.columns import IntArray, Ragged, Values, as_numpy, column, offsets_from_lengths, ragged
 from contracts.errors import ConfigurationError
-from contracts.evidence import RerankedRanking, Share
+from contracts.evidence import EvidencePlan, RerankedRanking, Shape, Share
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import Int32, build_table
 from corpus.compiled import kernel
 from corpus.corpus import Corpus
 from corpus.exact_tokens import exact_shares
+from corpus.neighbours import Neighbours
+from corpus.scope import Scopes
+from corpus.selection import ROUNDING, document_support, fill_selection, serve_families
 from models.cross_encoder import CrossEncoder, probabilities
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
@@ -27,10 +31,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # Sums of weights stay finite.
 Weight = Annotated[float, Ge(0), Le(1e100)]
 
-# Cosines that differ by less are equal but for the rounding of float32, as in distance_matrices.
-_ROUNDING = 1e-6
+_NO_BOUND = 2**31 - 1
 # Parts of a score that differ by less are equal but for rounding, and no spread for min-max.
 _NO_SPREAD = 1e-12
+# Of the reciprocal ranks that a document's candidates are summed by.
+_SUPPORT_CONSTANT = 10
 # Changes any score in [0, 1] by at least its last bit.
 _STEP = 2.0**-52
 
@@ -53,13 +58,26 @@ class Params(BaseParams):
         max_per_document: chunks of one document in a selection, >= 1; 1 spreads it over as many
             documents as it has slots, None sets no bound. Families come before the bound and count
             towards it; slots that the bound leaves empty are filled in order without it. What
-            crag_grading fills never breaks it.
+            crag_grading fills never breaks it. A shape of the evidence plan may have a bound of its own.
+        family_fit: what a family's own search counts in the choice of the passage that serves it, >= 0: a
+            candidate at its rank r is chosen as if its score were higher by this / r. At 0 the score alone
+            decides, which asks how well a passage answers the whole question; large values take the first
+            hit of the rescue query whatever the question says.
+        spread_below: a question without required families whose best-ranked passage has a smaller share of
+            its distinct terms than this (the lexical part) is spread over documents, since no passage
+            answers it alone; in [0, 1]. 0 spreads none; 1 all but those with a passage that has every term.
+        spread_from: the slot from which on a spread selection takes no document again, >= 1; those before
+            are filled in order. At 1 it is one chunk a document; beyond top_k nothing is spread. Slots that
+            stay empty are filled in order; what crag_grading fills is one chunk a document too.
+        document_support: what it counts in the order of these slots that a passage's document has other
+            candidates, >= 0: its score gains this times the sum of their 1 / (10 + rank) as a share of the
+            query's highest. At 0 scores alone decide; large values take the documents found most often.
         near_duplicate: cosine in (0, 1] from which a passage is a copy of a picked one and is passed
             over, by crag_grading too; low values leave slots empty, 1 only drops equal embeddings, None
             switches it off.
         normalisation: `absolute` leaves the parts as they are, so that scores mean the same for every
-            query; `min_max` stretches each part over the candidates of a query, so that they do not,
-            and a grade taken from them is relative too.
+            query; `min_max` stretches each part over the candidates of a query, so that they do not.
+            Grades are taken from `absolute_score`, which is never stretched.
     """
 
     enabled: bool = True
@@ -70,6 +88,10 @@ class Params(BaseParams):
     cross_encoder_depth: Annotated[int, Ge(1)] = 20
     top_k: Annotated[Int32, Ge(1)] = 5
     max_per_document: Annotated[Int32, Ge(1)] | None = None
+    family_fit: Weight = 0.5
+    spread_below: Share = 0.7
+    spread_from: Annotated[Int32, Ge(1)] = 3
+    document_support: Weight = 0.8
     near_duplicate: Annotated[float, Gt(0), Le(1)] | None = None
     normalisation: Literal["absolute", "min_max"] = "absolute"
 
@@ -141,131 +163,6 @@ def scores_in_order(offsets: Array, rows: Array, scores: Array) -> Array:
     return moved
 
 
-_FRESH, _NEAR_COPY, _SAME_TEXT = 0, 1, 2
-
-
-@kernel
-def _likeness(
-    candidate: int, picks: Array, count: int, texts: Array, vectors: Array, places: Array, near_duplicate: float
-) -> int:
-    """What a candidate is beside the first `count` picks: fresh, a near copy, or the same text."""
-    likeness = _FRESH
-    for pick in picks[:count]:
-        if texts[pick] == texts[candidate]:
-            return _SAME_TEXT
-        if near_duplicate <= 1.0 and likeness == _FRESH:
-            cosine = 0.0
-            for axis in range(vectors.shape[1]):
-                cosine += np.float64(vectors[places[pick], axis]) * np.float64(vectors[places[candidate], axis])
-            if cosine >= near_duplicate - _ROUNDING:
-                likeness = _NEAR_COPY
-    return likeness
-
-
-@kernel
-def _serve_families(
-    start: int,
-    end: int,
-    families: int,
-    members: Array,
-    texts: Array,
-    vectors: Array,
-    places: Array,
-    near_duplicate: float,
-    picks: Array,
-) -> int:
-    """Picks for each family that no pick serves yet; returns how many picks there are."""
-    count = 0
-    for family in range(families):
-        served = False
-        for pick in picks[:count]:
-            served |= members[pick, family]
-        best, best_likeness = -1, _FRESH if served else _SAME_TEXT
-        for candidate in range(start, end):
-            if best_likeness == _FRESH:
-                break
-            if members[candidate, family]:
-                likeness = _likeness(candidate, picks, count, texts, vectors, places, near_duplicate)
-                if likeness < best_likeness:
-                    best, best_likeness = candidate, likeness
-        if best >= 0:
-            picks[count] = best
-            count += 1
-    return count
-
-
-@kernel
-def _fill(
-    start: int,
-    end: int,
-    documents: Array,
-    max_per_document: int,
-    texts: Array,
-    vectors: Array,
-    places: Array,
-    near_duplicate: float,
-    picks: Array,
-    count: int,
-) -> int:
-    """Picks fresh candidates in order until the slots are full; returns how many picks there are."""
-    for candidate in range(start, end):
-        if count == len(picks):
-            break
-        same_document = 0
-        for pick in picks[:count]:
-            same_document += documents[pick] == documents[candidate]
-        # A picked candidate has the text of a pick: itself.
-        if same_document < max_per_document and (
-            _likeness(candidate, picks, count, texts, vectors, places, near_duplicate) == _FRESH
-        ):
-            picks[count] = candidate
-            count += 1
-    return count
-
-
-@kernel
-def select_under_coverage(
-    offsets: Array,
-    members: Array,
-    required: Array,
-    documents: Array,
-    texts: Array,
-    vectors: Array,
-    places: Array,
-    top_k: int,
-    max_per_document: int,
-    near_duplicate: float,
-) -> Array:
-    """The place of each candidate in its query's selection of at most `top_k`, from 1; 0 is not selected.
-
-    1. For each required family that no pick serves yet, its first candidate that is no near copy of a
-       pick, else its first near copy. Never a text twice: a copy is no new evidence.
-    2. The others in order, without copies, near copies and what `max_per_document` holds back.
-    3. If slots are left, what only `max_per_document` held back, in order. Copies leave slots empty.
-
-    Args:
-        offsets: (queries + 1,) int64, the candidates of each query, best first.
-        members: (candidates, families) bool, which of its query's required families each serves.
-        required: (queries,) int64, how many of the families count, <= top_k.
-        documents, texts: (candidates,) int64, equal for one document, equal for equal texts.
-        vectors: (vectors, dimension) float32, of length 1.
-        places: (candidates,) int64, the vector of each candidate.
-        top_k: slots, >= 1.
-        max_per_document: >= 1; picks for families count towards it but are not held back.
-        near_duplicate: cosine; above 1 nothing is a near copy and `vectors` are not looked at.
-    """
-    ranks = np.zeros(len(texts), np.int32)
-    picks = np.zeros(top_k, np.int64)
-    for query in range(len(offsets) - 1):
-        start, end = offsets[query], offsets[query + 1]
-        count = _serve_families(start, end, required[query], members, texts, vectors, places, near_duplicate, picks)
-        for bound in (max_per_document, top_k):  # the last holds nothing back
-            count = _fill(start, end, documents, bound, texts, vectors, places, near_duplicate, picks, count)
-        for place in range(count):
-            ranks[picks[place]] = place + 1
-    return ranks
-
-
 def _probabilities(
     queries: pa.Table, candidates: Ragged, asked: IntArray, corpus: Corpus, cross_encoder: CrossEncoder | None
 ) -> Array:
@@ -302,7 +199,7 @@ def _parts(
     cross_encoder: CrossEncoder | None,
     params: Params,
 ) -> dict[str, Array]:
-    """The parts of each candidate's score and the score, by the name of their column."""
+    """The parts of each candidate's score, by the name of their column, not stretched."""
     rows, owners = candidates.values, candidates.rows
     parts = {
         "cross_encoder": np.full(len(rows), np.nan),
@@ -311,22 +208,115 @@ def _parts(
         "exact_bonus": np.zeros(len(rows)),
     }
     if not params.enabled:
-        return {**parts, "score": scores_in_order(candidates.offsets, rows, retrieval)}
-    weights = _rescaled_weights(params, cross_encoder)
+        return parts
     parts["cross_encoder"] = _probabilities(queries, candidates, asked, corpus, cross_encoder)
     parts["lexical"] = corpus.lexical_overlap(queries.column("normalised_text").to_pylist(), owners, rows)
     if params.exact_token_bonus:
         shares = exact_shares(queries.column("text").to_pylist(), candidates, corpus)
         parts["exact_bonus"] = params.exact_token_bonus * shares
-    if params.normalisation == "min_max":
-        for name in ("cross_encoder", "retrieval", "lexical"):
-            parts[name] = min_max(parts[name], owners, len(queries))
-    score = blend(parts["cross_encoder"], parts["retrieval"], parts["lexical"], parts["exact_bonus"], weights)
-    return {**parts, "score": score}
+    return parts
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The candidates of a shard, laid end to end by query.
+
+    Attributes:
+        queries, rows: (candidates,) int64, whose and which chunk each is.
+        parts: the parts of the score, each (candidates,) float64.
+        rescued: (candidates,) bool.
+        families: (candidates,) lists of family names.
+        members: (candidates, most required families) int64, as `_members` gives them; nobody is picked for a
+            family in the place of -1.
+        support: (candidates,) float64 in [0, 1], what the other candidates of its document count.
+        picks: (candidates,) int32, the place in the selection so far, from 1; 0 is not picked.
+        leads: (candidates,) int64, the row of the chunk that a neighbour was drawn in with, -1 for the others.
+    """
+
+    queries: IntArray
+    rows: IntArray
+    parts: Mapping[str, Array]
+    rescued: Array
+    families: pa.ListArray
+    members: Array
+    support: Array
+    picks: Array
+    leads: IntArray
+
+    def take(self, order: IntArray) -> _Candidates:
+        """The candidates in another order."""
+        arrays = {one.name: getattr(self, one.name)[order] for one in fields(self) if one.name not in _NESTED}
+        families = self.families.take(pa.array(order, pa.int64()))
+        return _Candidates(**arrays, parts={name: part[order] for name, part in self.parts.items()}, families=families)
+
+    def joined(self, others: _Candidates) -> _Candidates:
+        """Both, those of a query in this order."""
+        arrays = {
+            one.name: np.concatenate([getattr(self, one.name), getattr(others, one.name)])
+            for one in fields(self)
+            if one.name not in _NESTED
+        }
+        parts = {name: np.concatenate([part, others.parts[name]]) for name, part in self.parts.items()}
+        families = pa.concat_arrays([self.families, others.families.cast(self.families.type)])
+        return _Candidates(**arrays, parts=parts, families=families).take(
+            np.argsort(arrays["queries"], kind="stable").astype(np.int64)
+        )
+
+    def offsets(self, count: int) -> IntArray:
+        """(count + 1,) int64: where the candidates of each of `count` queries start."""
+        return offsets_from_lengths(np.bincount(self.queries, minlength=count))
+
+    def ranked(self, scoring: _Scoring) -> tuple[_Candidates, dict[str, Array]]:
+        """The candidates best first, (-score, chunk id), and the columns of numbers in that order."""
+        columns = scoring.columns(self)
+        order = np.lexsort((self.rows, -columns["score"], self.queries)).astype(np.int64)
+        return self.take(order), {name: values[order] for name, values in columns.items()}
+
+
+_NESTED = ("parts", "families")
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """How parts become scores.
+
+    Attributes:
+        queries: how many there are.
+        weights: (3,) float64, sum 1; None keeps the order as it is, by the retrieval part.
+        by_model: whether a cross-encoder takes part.
+        stretch: whether the parts are stretched over the candidates of their query.
+    """
+
+    queries: int
+    weights: Array | None
+    by_model: bool
+    stretch: bool
+
+    @classmethod
+    def of(cls, queries: pa.Table, cross_encoder: CrossEncoder | None, params: Params) -> _Scoring:
+        weights = _rescaled_weights(params, cross_encoder) if params.enabled else None
+        return cls(len(queries), weights, cross_encoder is not None, params.normalisation == "min_max")
+
+    def columns(self, candidates: _Candidates) -> dict[str, Array]:
+        """The parts as they are shown, `score` and `absolute_score`."""
+        parts = dict(candidates.parts)
+        if self.weights is None:
+            score = scores_in_order(candidates.offsets(self.queries), candidates.rows, parts["retrieval"])
+            return {**parts, "score": score, "absolute_score": score}
+        score = _blended(parts, self.weights)
+        absolute = parts["cross_encoder"] if self.by_model else score
+        if self.stretch:
+            for name in ("cross_encoder", "retrieval", "lexical"):
+                parts[name] = min_max(parts[name], candidates.queries, self.queries)
+            score = _blended(parts, self.weights)
+        return {**parts, "score": score, "absolute_score": absolute}
 
 
 def _members(candidates: Ragged, required: Ragged) -> Array:
-    """(candidates, most required families) bool: which of its query's required families each candidate serves."""
+    """(candidates, most required families) int64: its rank in the search of each of its query's required families.
+
+    0 where that search did not find it, -1 where it is no member of the family.
+    """
     names = pc.unique(required.values["family"])
     asked = required.rows * len(names) + as_numpy(pc.index_in(required.values["family"], value_set=names))
     lists = candidates.values["families"]
@@ -336,35 +326,104 @@ def _members(candidates: Ragged, required: Ragged) -> Array:
     order = np.argsort(asked)
     place = np.searchsorted(asked[order], keys)
     known = np.append(asked[order], -1)[place] == keys
-    members = np.zeros((len(candidates.rows), int(required.lengths.max(initial=0))), dtype=bool)
-    members[owners[known], required.positions[order[place[known]]]] = True
-    return members
+    ranks = np.full((len(candidates.rows), int(required.lengths.max(initial=0))), -1, dtype=np.int64)
+    found = as_numpy(pc.list_flatten(candidates.values["family_ranks"]))
+    ranks[owners[known], required.positions[order[place[known]]]] = found[known]
+    return ranks
 
 
-def _selected(
-    offsets: IntArray, rows: IntArray, members: Array, required: IntArray, corpus: Corpus, params: Params
-) -> pa.Array:
-    """`selected_rank` of candidates in their final order, null where not selected."""
+def _blended(parts: Mapping[str, Array], weights: Array) -> Array:
+    return blend(parts["cross_encoder"], parts["retrieval"], parts["lexical"], parts["exact_bonus"], weights)
+
+
+def _alike(candidates: _Candidates, corpus: Corpus, params: Params) -> tuple[Array, Array, Array]:
+    """What the kernels of the selection look at to find copies: texts, vectors and the vector of each candidate."""
+    rows = candidates.rows
     vectors, places = np.zeros((1, 1), np.float32), np.zeros(len(rows), np.int64)
     if params.near_duplicate is not None:
         distinct, places = np.unique(rows, return_inverse=True)
         vectors = np.ascontiguousarray(corpus.embeddings[distinct])
-    documents = corpus.column("document_id").take(pa.array(rows, pa.int64())).dictionary_encode()
-    # More slots than candidates stay empty, and the kernel sets aside room for every slot.
-    top_k = min(params.top_k, max(len(rows), 1))
-    ranks = select_under_coverage(
-        offsets,
-        members,
-        required,
-        as_numpy(documents.indices).astype(np.int64),
-        as_numpy(corpus.column("text_id"))[rows],
-        vectors,
-        places,
-        top_k,
-        params.max_per_document or top_k,
-        params.near_duplicate or np.inf,
+    return as_numpy(corpus.column("text_id"))[rows], vectors, places
+
+
+def _drawn_in(
+    queries: pa.Table,
+    candidates: _Candidates,
+    shapes: Sequence[Shape | None],
+    corpus: Corpus,
+    params: Params,
+) -> _Candidates:
+    """The neighbours that come with the chunks picked for families, without the parts of their score.
+
+    Only what the query may see and what serves the family itself comes, no text twice, and never a near
+    copy; families in plan order, until the slots are taken.
+    """
+    found: list[tuple[int, int, int, int, list[str]]] = []
+    scopes, neighbours = Scopes.of(queries), Neighbours.of(corpus)
+    visible = [corpus.visible(scope) for scope in scopes.distinct]
+    texts = as_numpy(corpus.column("text_id"))
+    offsets = candidates.offsets(len(queries))
+    for query, shape in enumerate(shapes):
+        if shape is None:
+            continue
+        own = slice(offsets[query], offsets[query + 1])
+        picks = candidates.picks[own]
+        leads: list[int] = candidates.rows[own][np.argsort(picks, kind="stable")][np.sort(picks) > 0].tolist()
+        taken = list(leads)
+        for family in shape.families:
+            serves = corpus.members(family) & visible[scopes.codes[query]]
+            lead = next((row for row in leads if serves[row]), -1)
+            for row in neighbours.around(lead, family.keep_together) if lead >= 0 else ():
+                copy = texts[row] in texts[taken] or _near_copy(row, taken, corpus, params)
+                if serves[row] and not copy and len(taken) < params.top_k:
+                    taken.append(row)
+                    names = [one.name for one in shape.families if corpus.members(one)[row]]
+                    found.append((query, row, lead, len(taken), names))
+    return _Candidates(
+        queries=np.array([query for query, *_ in found], dtype=np.int64),
+        rows=np.array([row for _, row, *_ in found], dtype=np.int64),
+        parts={},  # those that are ranked have theirs
+        rescued=np.zeros(len(found), dtype=bool),
+        families=pa.array([names for *_, names in found], candidates.families.type),
+        members=np.full((len(found), candidates.members.shape[1]), -1, dtype=np.int64),
+        support=np.zeros(len(found)),
+        picks=np.array([place for *_, place, _ in found], dtype=np.int32),
+        leads=np.array([lead for _, _, lead, *_ in found], dtype=np.int64),
     )
-    return pa.array(ranks, pa.int32(), mask=ranks == 0)
+
+
+def _near_copy(row: int, taken: Sequence[int], corpus: Corpus, params: Params) -> bool:
+    if params.near_duplicate is None:
+        return False
+    cosines = corpus.embeddings[list(taken)].astype(np.float64) @ corpus.embeddings[row].astype(np.float64)
+    return bool((cosines >= params.near_duplicate - ROUNDING).any())
+
+
+def _with_neighbours(
+    candidates: _Candidates,
+    queries: pa.Table,
+    shapes: Sequence[Shape | None],
+    corpus: Corpus,
+    cross_encoder: CrossEncoder | None,
+    params: Params,
+) -> _Candidates:
+    """The candidates with the neighbours that are drawn in: ranked ones are marked, others come behind the ranked."""
+    together = [shape if shape and any(one.keep_together for one in shape.families) else None for shape in shapes]
+    if not any(together):
+        return candidates
+    drawn = _drawn_in(queries, candidates, together, corpus, params)
+    chunks = len(corpus.chunks)
+    keys, ranked = drawn.queries * chunks + drawn.rows, candidates.queries * chunks + candidates.rows
+    order = np.argsort(ranked)
+    places = np.searchsorted(ranked[order], keys)
+    there = np.append(ranked[order], -1)[places] == keys
+    picks, leads = candidates.picks.copy(), candidates.leads.copy()
+    picks[order[places[there]]], leads[order[places[there]]] = drawn.picks[there], drawn.leads[there]
+    fresh = drawn.take(np.flatnonzero(~there))
+    lists = Ragged(fresh.offsets(len(queries)), fresh.rows)
+    nowhere = np.zeros(len(fresh.rows))
+    parts = _parts(queries, lists, np.arange(len(fresh.rows)), nowhere, corpus, cross_encoder, params)
+    return replace(candidates, picks=picks, leads=leads).joined(replace(fresh, parts=parts))
 
 
 def blended_rerank_table(
@@ -374,6 +433,7 @@ def blended_rerank_table(
     family_rescue: pa.Table,
     corpus: Corpus,
     cross_encoder: CrossEncoder | None,
+    plan: EvidencePlan | None,
     params: Params,
 ) -> StageOutput:
     """Scores every candidate, orders them by (-score, chunk_id) and marks the selection.
@@ -386,24 +446,50 @@ def blended_rerank_table(
     """
     ranking, required = ragged(family_rescue, "candidates"), ragged(family_rescue, "coverage")
     _refuse_more_families_than_slots(required, family_rescue, params)
-    candidates = Ragged(ranking.offsets, corpus.rows(ranking.values["chunk_id"]))
-    rescued = ranking.numpy("rescued")
-    # Rounding of the fused sum may carry a first place in every list a bit above the best possible score.
-    retrieval = np.minimum(ranking.numpy("score") / as_numpy(rrf_merge.column("best_possible"))[ranking.rows], 1.0)
-    asked = np.flatnonzero((ranking.positions < params.cross_encoder_depth) | rescued)
-    parts = _parts(queries, candidates, asked, retrieval, corpus, cross_encoder, params)
-    order = np.lexsort((candidates.values, -parts["score"], candidates.rows))
-    rows = candidates.values[order]
-    members = _members(ranking, required)[order]
-    families = ranking.values["families"].take(pa.array(order, pa.int64()))
-    values: dict[str, Values] = {name: part[order] for name, part in parts.items()}
-    values |= {
-        "rank": ranking.positions + 1,
-        "chunk_id": corpus.ids(rows),
-        "cross_encoder": pa.array(values["cross_encoder"], mask=np.isnan(values["cross_encoder"])),
-        "families": Ragged(offsets_from_lengths(as_numpy(pc.list_value_length(families))), pc.list_flatten(families)),
-        "rescued": rescued[order],
-        "selected_rank": _selected(ranking.offsets, rows, members, required.lengths, corpus, params),
+    by_name = {} if plan is None else {shape.name: shape for shape in plan.shapes}
+    shapes = [None if name is None else by_name.get(name) for name in family_rescue.column("shape").to_pylist()]
+    bounds = [params.max_per_document if shape is None else shape.max_per_document for shape in shapes]
+    bounds = [params.max_per_document if bound is None else bound for bound in bounds]
+    scoring = _Scoring.of(queries, cross_encoder, params)
+    candidates, columns = _candidates(queries, rrf_merge, family_rescue, corpus, cross_encoder, params).ranked(scoring)
+    ranks = candidates.members
+    fits = columns["score"][:, np.newaxis] + np.where(ranks > 0, params.family_fit / np.maximum(ranks, 1), 0.0)
+    offsets, likeness = candidates.offsets(len(queries)), _alike(candidates, corpus, params)
+    nearness = params.near_duplicate or np.inf
+    picks = serve_families(offsets, ranks >= 0, fits, required.lengths, *likeness, nearness)
+    candidates = _with_neighbours(replace(candidates, picks=picks), queries, shapes, corpus, cross_encoder, params)
+    candidates, columns = candidates.ranked(scoring)
+    lists = Ragged(candidates.offsets(len(queries)), candidates.rows)
+    top_k = min(params.top_k, max(len(lists.values), 1))  # more slots than candidates stay empty
+    spread = _to_spread(lists, candidates.parts["lexical"], params) & (required.lengths == 0)
+    selected = fill_selection(
+        lists.offsets,
+        candidates.picks,
+        _documents(lists.values, corpus),
+        *_alike(candidates, corpus, params),
+        nearness,
+        top_k,
+        np.array([_NO_BOUND if bound is None else bound for bound in bounds], dtype=np.int64),
+        np.where(spread, params.spread_from, top_k + 1),
+        np.lexsort(
+            (
+                lists.values,
+                -(columns["score"] + params.document_support * candidates.support),
+                candidates.queries,
+            )
+        ).astype(np.int64),
+    )
+    values: dict[str, Values] = {
+        **columns,
+        **{name: pa.array(columns[name], mask=np.isnan(columns[name])) for name in ("cross_encoder", "absolute_score")},
+        "rank": lists.positions + 1,
+        "chunk_id": corpus.ids(lists.values),
+        "families": candidates.families,
+        "rescued": candidates.rescued,
+        "selected_rank": pa.array(selected, pa.int32(), mask=selected == 0),
+        "drawn_in_by": corpus.column("chunk_id").take(
+            pa.array(candidates.leads, pa.int64(), mask=candidates.leads < 0)
+        ),
     }
     with_model = "no_cross_encoder" if cross_encoder is None else "cross_encoder"
     table = build_table(
@@ -413,16 +499,58 @@ def blended_rerank_table(
             "rerank_status": [with_model if params.enabled else "disabled"] * len(queries),
             "required": Ragged(required.offsets, required.values["family"]),
             "slots": np.full(len(queries), params.top_k),
-            "max_per_document": [params.max_per_document] * len(queries),
+            "max_per_document": [1 if one else bound for one, bound in zip(spread, bounds, strict=True)],
+            "spread": spread,
             "near_duplicate": [params.near_duplicate] * len(queries),
-            "lexical_weight": np.full(
-                len(queries), _rescaled_weights(params, cross_encoder)[2] if params.enabled else 0.0
-            ),
-            "candidates": Ragged(ranking.offsets, values),
+            "lexical_weight": np.full(len(queries), 0.0 if scoring.weights is None else scoring.weights[2]),
+            "candidates": Ragged(lists.offsets, values),
         },
     )
-    count = len(rows)
-    return StageOutput(table, Account(candidates_in=count, added={}, removed={}, candidates_out=count))
+    before, after = len(ranking.rows), len(lists.values)
+    added = {"drawn_in": after - before} if after > before else {}
+    return StageOutput(table, Account(candidates_in=before, added=added, removed={}, candidates_out=after))
+
+
+def _to_spread(lists: Ragged, lexical: Array, params: Params) -> Array:
+    """(queries,) bool: whose selection is spread, since their best-ranked passage lacks too many of their terms."""
+    best = np.append(lexical, 1.0)[lists.offsets[:-1]]
+    spread: Array = (best < params.spread_below) & (lists.lengths > 0) & params.enabled
+    return spread
+
+
+def _documents(rows: IntArray, corpus: Corpus) -> IntArray:
+    """(rows,) int64: equal for chunks of one document."""
+    documents = corpus.column("document_id").take(pa.array(rows, pa.int64())).dictionary_encode()
+    return as_numpy(documents.indices).astype(np.int64)
+
+
+def _candidates(
+    queries: pa.Table,
+    rrf_merge: pa.Table,
+    family_rescue: pa.Table,
+    corpus: Corpus,
+    cross_encoder: CrossEncoder | None,
+    params: Params,
+) -> _Candidates:
+    """The candidates of family_rescue, in their order, with the parts of their score."""
+    ranking = ragged(family_rescue, "candidates")
+    candidates = Ragged(ranking.offsets, corpus.rows(ranking.values["chunk_id"]))
+    rescued = ranking.numpy("rescued").astype(bool)
+    # Rounding of the fused sum may carry a first place in every list a bit above the best possible score.
+    retrieval = np.minimum(ranking.numpy("score") / as_numpy(rrf_merge.column("best_possible"))[ranking.rows], 1.0)
+    asked = np.flatnonzero((ranking.positions < params.cross_encoder_depth) | rescued)
+    gains = np.where(rescued, 0.0, 1.0 / (_SUPPORT_CONSTANT + 1 + ranking.positions))
+    return _Candidates(
+        queries=candidates.rows,
+        rows=candidates.values,
+        parts=_parts(queries, candidates, asked, retrieval, corpus, cross_encoder, params),
+        rescued=rescued,
+        families=ranking.values["families"],
+        members=_members(ranking, ragged(family_rescue, "coverage")),
+        support=document_support(candidates.rows, _documents(candidates.values, corpus), gains),
+        picks=np.zeros(len(rescued), dtype=np.int32),
+        leads=np.full(len(rescued), -1, dtype=np.int64),
+    )
 
 
 def _refuse_more_families_than_slots(required: Ragged, family_rescue: pa.Table, params: Params) -> None:
@@ -441,7 +569,15 @@ def _refuse_more_families_than_slots(required: Ragged, family_rescue: pa.Table, 
 
 def _other_candidates(inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:
     before, after = ragged(inputs["family_rescue"], "candidates"), ragged(output, "candidates")
-    return None if np.array_equal(before.offsets, after.offsets) else "candidates came or went"
+    keys = [
+        pc.binary_join_element_wise(pa.array(lists.rows).cast(pa.string()), lists.values["chunk_id"], " ")
+        for lists in (before, after)
+    ]
+    if not pc.all(pc.is_in(keys[0], value_set=keys[1]), min_count=0).as_py():
+        return "candidates went"
+    came = pc.invert(pc.is_in(keys[1], value_set=keys[0]))
+    drawn_in = pc.all(after.values["drawn_in_by"].filter(came).is_valid()).as_py()
+    return None if drawn_in in {True, None} else "candidates came"
 
 
 def _more_than_slots(_: Mapping[str, pa.Table], output: pa.Table) -> str | None:
@@ -455,17 +591,17 @@ STAGE = Stage(
     summary="Scores every candidate on one absolute scale and selects the best under coverage of the families.",
     owner="ranking",
     reads={
-        "queries": ("query_id", "text", "normalised_text"),
+        "queries": ("query_id", "text", "normalised_text", "groups", "filters"),
         "rrf_merge": ("query_id", "best_possible"),
         "family_rescue": ("query_id", "shape", "coverage.family", "candidates"),
     },
     writes=RerankedRanking,
     params=Params,
     run=blended_rerank_table,
-    needs=("corpus", "cross_encoder"),
+    needs=("corpus", "cross_encoder", "plan"),
     success=(
         SAME_QUERIES,
-        SuccessCheck("every candidate of family_rescue, and no other", _other_candidates),
+        SuccessCheck("every candidate of family_rescue, and besides only what is drawn in", _other_candidates),
         SuccessCheck("at most `slots` selected passages a query", _more_than_slots),
     ),
     on_partial_failure="A cross-encoder that fails fails the shard: it is run again, never ranked without the model.",

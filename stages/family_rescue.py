@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import re2
 
 from contracts.columns import IntArray, Ragged, as_numpy, offsets_from_lengths, ragged
-from contracts.errors import ConfigurationError, ContractError
+from contracts.errors import ContractError
 from contracts.evidence import EvidencePlan, Family, RescuedRanking, RescueSearch, Shape
 from contracts.manifest import Account
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.compiled import kernel
 from corpus.corpus import Corpus, KeywordSearch
+from corpus.recognition import recognise
 from corpus.scope import Scope, Scopes
 from stages.stage import Stage, StageOutput, search_outcomes
 
@@ -37,54 +37,11 @@ class Params(BaseParams):
     plan: str | None = None
 
 
-def check_plan_patterns(plan: EvidencePlan) -> None:
-    """Compiles every pattern of a plan; RE2 has no look-around and no back-references.
-
-    Raises:
-        ConfigurationError: names the shape, the family if it is one's, and the pattern.
-    """
-    for shape in plan.shapes:
-        for pattern in shape.recognise:
-            _compile(f"(?i){pattern}", pattern, f"evidence plan {plan.name}, shape {shape.name}, recognise")
-        for family in shape.families:
-            if family.source is not None:
-                place = f"evidence plan {plan.name}, shape {shape.name}, family {family.name}, source"
-                _compile(family.source, family.source, place)
-
-
-def _compile(expression: str, pattern: str, where: str) -> Any:
-    options = re2.Options()
-    options.log_errors = False  # the error below says it
-    try:
-        return re2.compile(expression, options)
-    except re2.error as error:
-        reason = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
-        raise ConfigurationError(
-            where,
-            f"the pattern does not compile ({reason})",
-            got=repr(pattern),
-            want="an RE2 pattern (linear time, so no look-around and no back-references)",
-            next_step="Correct the pattern in the plan.",
-        ) from error
-
-
-def recognise(texts: Sequence[str], shapes: Sequence[Shape]) -> IntArray:
-    """(texts,) int64: the first shape of which any pattern is found in the text, case ignored; -1 for none."""
-    compiled = [
-        [_compile(f"(?i){pattern}", pattern, f"shape {shape.name}, recognise") for pattern in shape.recognise]
-        for shape in shapes
-    ]
-    known: dict[str, int] = {}
-    for text in texts:
-        if text not in known:
-            hits = (code for code, patterns in enumerate(compiled) if any(p.search(text) for p in patterns))
-            known[text] = next(hits, -1)
-    return np.array([known[text] for text in texts], dtype=np.int64)
-
-
 @kernel
-def _holds(texts: Array, rows: Array, start: int, end: int, text: int) -> bool:
-    return bool((texts[rows[start:end]] == text).any())
+def _holds(texts: Array, member: Array, rows: Array, start: int, end: int, text: int) -> bool:
+    """Whether one of rows[start:end] is a member and has the text."""
+    held = rows[start:end]
+    return bool((member[held] & (texts[held] == text)).any())
 
 
 @kernel
@@ -103,7 +60,8 @@ def rescue_missing(
     """For each query, what its required families lack and the rescue searches found.
 
     Demands are met in plan order; a chunk rescued for one family counts for every other that it is a
-    member of. A hit whose text a candidate has already is passed over.
+    member of. A hit whose text another member among the candidates has already is passed over; a
+    candidate with its text that is no member does not stand in the way, since it cannot be cited for the family.
 
     Args:
         offsets, rows: (queries + 1,), (candidates,) int64, the fused candidates of each query.
@@ -138,7 +96,9 @@ def rescue_missing(
                 if have >= wanted[demand]:
                     break
                 text = texts[hit_rows[place]]
-                if not _holds(texts, rows, start, end, text) and not _holds(texts, added, first, total, text):
+                if not _holds(texts, member, rows, start, end, text) and (
+                    not _holds(texts, member, added, first, total, text)
+                ):
                     added[total] = hit_rows[place]
                     total += 1
                     have += 1
@@ -154,6 +114,7 @@ class _Demands:
 
     Attributes:
         shapes: (queries,) int64, the place of each query's shape in `plan`, -1 for none.
+        reasons: for each query by what its shape was recognised.
         lists: for each query its required families, as places in `families`, in plan order.
         families: every family of the plan with its shape, in plan order.
         scopes: of the queries.
@@ -161,6 +122,7 @@ class _Demands:
 
     plan: Sequence[Shape]
     shapes: IntArray
+    reasons: Sequence[str | None]
     lists: Ragged
     families: Sequence[tuple[Shape, Family]]
     scopes: Scopes
@@ -168,13 +130,14 @@ class _Demands:
     @classmethod
     def of(cls, queries: pa.Table, plan: EvidencePlan | None, params: Params) -> _Demands:
         shapes = plan.shapes if plan is not None and params.enabled else []
-        codes = recognise(queries.column("normalised_text").to_pylist(), shapes)
+        found, reasons = recognise(queries.column("normalised_text").to_pylist(), shapes)
+        codes = np.array(found, dtype=np.int64)
         starts = offsets_from_lengths(np.array([len(shape.families) for shape in shapes], dtype=np.int64))
         lengths = np.append(np.diff(starts), 0)[codes]  # the appended 0 is what code -1 takes
         bare = Ragged(offsets_from_lengths(lengths), None)
         lists = Ragged(bare.offsets, starts[codes][bare.rows] + bare.positions)
         families = [(shape, family) for shape in shapes for family in shape.families]
-        return cls(shapes, codes, lists, families, Scopes.of(queries))
+        return cls(shapes, codes, reasons, lists, families, Scopes.of(queries))
 
     def names(self, places: IntArray) -> pa.Array:
         """Places in `families` to names."""
@@ -184,6 +147,26 @@ class _Demands:
         """The shape of each query, null for none."""
         names = pa.array([shape.name for shape in self.plan], pa.string())
         return names.take(pa.array(self.shapes, pa.int64(), mask=self.shapes < 0))
+
+
+def own_copies(rows: IntArray, family: Family, scope: Scope, corpus: Corpus) -> IntArray:
+    """(hits,) int64: hits as members of a family: itself, else the visible member with its text, else -1.
+
+    Searches show one chunk for all that have its text, and it may lie outside the family: then the family's
+    own copy counts, the one of the highest authority (lowest tier, null last), then the lowest chunk id.
+    """
+    member = corpus.members(family)
+    if not corpus.collapse_identical_texts:  # every copy is a hit of its own
+        return np.where(member[rows], rows, -1)
+    texts, tiers = as_numpy(corpus.column("text_id")), as_numpy(corpus.column("authority_tier").cast(pa.float64()))
+    outside = ~member[rows]
+    copies = np.flatnonzero(member & corpus.visible(scope) & np.isin(texts, texts[rows[outside]]))
+    copies = copies[np.lexsort((copies, tiers[copies], texts[copies]))]  # a null tier is NaN, which comes last
+    place = np.searchsorted(texts[copies], texts[rows])
+    found = np.append(copies, -1)[place]
+    there = np.append(texts[copies], -1)[place] == texts[rows]
+    own: IntArray = np.where(member[rows], rows, np.where(there, found, -1))
+    return own
 
 
 def family_searches_table(
@@ -205,10 +188,10 @@ def family_searches_table(
             hits = keyword_search.search(questions, Scopes.single(scope, len(questions)), depth)
             for place, family in enumerate(shape.families):
                 hit = slice(hits.offsets[place], min(hits.offsets[place] + family.depth, hits.offsets[place + 1]))
-                member = corpus.members(family)[hits.values["row"][hit]]
+                own = own_copies(hits.values["row"][hit], family, scope, corpus)
                 searches.append((shape, family, scope))
-                rows.append(hits.values["row"][hit][member])
-                scores.append(hits.values["score"][hit][member])
+                rows.append(own[own >= 0])
+                scores.append(hits.values["score"][hit][own >= 0])
     found = _end_to_end(rows)
     values = {
         "rank": found.positions + 1,
@@ -231,10 +214,14 @@ def family_searches_table(
     return StageOutput(table, account, {"rescue_search": search_outcomes(found.lengths)})
 
 
-def _hits(searches: pa.Table, demands: _Demands, corpus: Corpus) -> tuple[Ragged, IntArray]:
+def _hits(searches: pa.Table, demands: _Demands, corpus: Corpus) -> tuple[Ragged, IntArray, IntArray]:
     """The hits of each (family, scope) as chunk rows, best first, and for each demand which list is its own.
 
     Membership and scope are looked up once more, so that no table however made lets a passage cross.
+
+    Returns:
+        The lists, the list of each demand, and for each list how many chunks the scope may see that serve
+        its family.
 
     Raises:
         ContractError: a search is missing; that is not the same as a search without hits.
@@ -250,7 +237,7 @@ def _hits(searches: pa.Table, demands: _Demands, corpus: Corpus) -> tuple[Ragged
     }
     found = ragged(searches, "candidates")
     found_rows = corpus.rows(found.values["chunk_id"])
-    hits = []
+    hits, serve = [], []
     for key in keys:
         (shape, family), scope = demands.families[key // len(scopes)], scopes[key % len(scopes)]
         place = places.get((shape.name, family.name, scope))
@@ -263,8 +250,10 @@ def _hits(searches: pa.Table, demands: _Demands, corpus: Corpus) -> tuple[Ragged
                 want="one search for every shape, family and scope of the queries",
             )
         rows = found_rows[found.offsets[place] : found.offsets[place + 1]]
-        hits.append(rows[corpus.members(family)[rows] & corpus.eligible(scope)[rows]])
-    return _end_to_end(hits), lists
+        serving = corpus.members(family) & corpus.visible(scope)
+        hits.append(rows[serving[rows]])
+        serve.append(int(serving.sum()))
+    return _end_to_end(hits), lists, np.array(serve, dtype=np.int64)
 
 
 def _end_to_end(lists: Sequence[Array]) -> Ragged:
@@ -293,14 +282,27 @@ def _append(fused: Ragged, counts: Array, rows: IntArray, added: IntArray) -> tu
     return Ragged(offsets, together), scores, rescued
 
 
-def _families(candidates: Ragged, demands: _Demands, members: Array, member_rows: IntArray) -> Ragged:
-    """The required families that each candidate is a member of, in plan order, as lists of names."""
+def _families(
+    candidates: Ragged, demands: _Demands, members: Array, member_rows: IntArray, hits: Ragged, lists: IntArray
+) -> dict[str, Ragged]:
+    """The required families that each candidate is a member of, in plan order, and its ranks in their searches."""
     lengths = demands.lists.lengths[candidates.rows]
     pairs = Ragged(offsets_from_lengths(lengths), None)
     demand = demands.lists.offsets[candidates.rows][pairs.rows] + pairs.positions
     belongs = members[member_rows[demand], candidates.values[pairs.rows]]
     counts = np.bincount(pairs.rows[belongs], minlength=len(lengths))
-    return Ragged(offsets_from_lengths(counts), demands.names(demands.lists.values[demand[belongs]]))
+    offsets, demand, rows = offsets_from_lengths(counts), demand[belongs], candidates.values[pairs.rows[belongs]]
+    chunks = members.shape[1]
+    found = hits.rows * chunks + hits.values
+    order = np.argsort(found)
+    wanted = lists[demand] * chunks + rows
+    places = np.searchsorted(found[order], wanted)
+    there = np.append(found[order], -1)[places] == wanted
+    ranks = np.where(there, np.append(hits.positions[order] + 1, 0)[places], 0)
+    return {
+        "families": Ragged(offsets, demands.names(demands.lists.values[demand])),
+        "family_ranks": Ragged(offsets, ranks),
+    }
 
 
 def family_rescue_table(
@@ -320,7 +322,7 @@ def family_rescue_table(
     demands = _Demands.of(queries, plan, params)
     fused = ragged(rrf_merge, "candidates")
     rows = corpus.rows(fused.values["chunk_id"])
-    hits, lists = _hits(family_searches, demands, corpus)
+    hits, lists, serve = _hits(family_searches, demands, corpus)
     members, member_rows = _memberships(demands, corpus)
     wanted = np.array([family.wanted for _, family in demands.families], dtype=np.int64)[demands.lists.values]
     counts, added, found, rescued = rescue_missing(
@@ -337,12 +339,17 @@ def family_rescue_table(
     )
     candidates, scores, is_rescued = _append(fused, counts, rows, added)
     names = demands.names(demands.lists.values)
-    coverage = {"family": names, "wanted": wanted, "found": found, "rescued": rescued}
+    outcome = np.select(
+        [found >= wanted, found + rescued >= wanted, found + rescued > 0, serve[lists] > 0],
+        ["enough", "rescued", "too_few", "no_hit"],
+        "no_chunk",
+    )
+    coverage = {"family": names, "wanted": wanted, "found": found, "rescued": rescued, "outcome": outcome.tolist()}
     values = {
         "rank": candidates.positions + 1,
         "chunk_id": corpus.ids(candidates.values),
         "score": scores,
-        "families": _families(candidates, demands, members, member_rows),
+        **_families(candidates, demands, members, member_rows, hits, lists),
         "rescued": is_rescued,
     }
     table = build_table(
@@ -350,6 +357,7 @@ def family_rescue_table(
         {
             "query_id": queries.column("query_id"),
             "shape": demands.shape_names(),
+            "recognised_by": demands.reasons,
             "coverage": Ragged(demands.lists.offsets, coverage),
             "candidates": Ragged(candidates.offsets, values),
         },
@@ -388,7 +396,10 @@ STAGE = Stage(
     run=family_rescue_table,
     needs=("corpus", "plan"),
     on_partial_failure="A shard fails whole and is run again; a family that nothing serves is recorded as coverage.",
-    known_failure="Of equal texts one chunk stands for all; if it is no member, the family's own copy stays unseen.",
+    known_failure=(
+        "A question in other words than the plan's recognisers is of no shape: `dartflow plan check --queries` and "
+        "`plan explain` show what is recognised, and by what."
+    ),
     roll_back="Set family_rescue.enabled to false, or restore the earlier plan, and rerun from family_rescue.",
     shared=SHARED,
 )

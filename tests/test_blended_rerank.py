@@ -15,18 +15,13 @@ from pydantic import ValidationError
 
 from contracts.candidates import FusedRanking
 from contracts.errors import ConfigurationError, ModelError
-from contracts.evidence import RescuedRanking
+from contracts.evidence import EvidencePlan, RescuedRanking
 from contracts.manifest import Account
 from contracts.table import schema
 from corpus.corpus import Corpus
 from corpus.exact_tokens import exact_tokens
-from stages.blended_rerank import (
-    STAGE,
-    Params,
-    min_max,
-    scores_in_order,
-    select_under_coverage,
-)
+from corpus.selection import document_support, fill_selection, serve_families
+from stages.blended_rerank import STAGE, Params, min_max, scores_in_order
 from stages.stage import StageOutput
 from tests.corpora import make_corpus, make_queries
 
@@ -49,11 +44,14 @@ class TableCrossEncoder:
 
 
 def fused(chunk_id: str, score: float, *families: str) -> dict[str, Any]:
-    return {"chunk_id": chunk_id, "score": score, "families": list(families), "rescued": False}
+    return {
+        "chunk_id": chunk_id, "score": score, "families": list(families), "family_ranks": [0] * len(families),
+        "rescued": False,
+    }  # fmt: skip
 
 
 def rescued(chunk_id: str, *families: str) -> dict[str, Any]:
-    return {"chunk_id": chunk_id, "score": 0.0, "families": list(families), "rescued": True}
+    return {**fused(chunk_id, 0.0, *families), "rescued": True}
 
 
 def make_inputs(
@@ -84,7 +82,10 @@ def make_inputs(
         {
             "query_id": query_id,
             "shape": "shape" if families else None,
-            "coverage": [{"family": family, "wanted": 1, "found": 1, "rescued": 0} for family in families],
+            "recognised_by": "words" if families else None,
+            "coverage": [
+                {"family": family, "wanted": 1, "found": 1, "rescued": 0, "outcome": "enough"} for family in families
+            ],
             "candidates": [{"rank": rank, **one} for rank, one in enumerate(candidates, start=1)],
         }
         for query_id, candidates, families in zip(ids, lists, required, strict=True)
@@ -97,9 +98,15 @@ def make_inputs(
 
 
 def rerank(
-    corpus: Corpus, inputs: Mapping[str, pa.Table], cross_encoder: TableCrossEncoder | None = None, **params: Any
+    corpus: Corpus,
+    inputs: Mapping[str, pa.Table],
+    cross_encoder: TableCrossEncoder | None = None,
+    plan: EvidencePlan | None = None,
+    **params: Any,
 ) -> StageOutput:
-    return STAGE.checked_run(inputs, {"corpus": corpus, "cross_encoder": cross_encoder}, Params(**params))
+    """What the stage gives; the selection is not spread where a test does not ask for it."""
+    chosen = Params(**{"spread_below": 0.0, **params})
+    return STAGE.checked_run(inputs, {"corpus": corpus, "cross_encoder": cross_encoder, "plan": plan}, chosen)
 
 
 def only(output: StageOutput) -> list[dict[str, Any]]:
@@ -161,9 +168,11 @@ def test_a_blended_score_is_the_stated_sum_of_its_parts():
         "retrieval": pytest.approx(61 / 124),
         "lexical": pytest.approx(4 / 5),
         "exact_bonus": 0.1,
+        "absolute_score": pytest.approx(sigmoid(1.5)),
         "families": [],
         "rescued": False,
         "selected_rank": 1,
+        "drawn_in_by": None,
     }
     assert second["score"] == pytest.approx(0.4 * sigmoid(-0.5) + 0.3 * 0.5 + 0.3 * (2 / 5), abs=1e-12)
     assert cross_encoder.calls == [[(text, "Pods\nrestart policy"), (text, "pods restart on ERR-4102 often")]]
@@ -266,6 +275,22 @@ def test_min_max_shows_the_parts_that_the_score_sums(letters: Corpus):
     assert [by_id[c]["cross_encoder"] for c in "abc"] == [0.0, 1.0, None]
     assert [by_id[c]["retrieval"] for c in "abc"] == [1.0, pytest.approx(1 / 3), 0.0]
     assert [by_id[c]["score"] for c in "abc"] == [pytest.approx(0.3), pytest.approx(0.4 + 0.1), 0.0]
+
+
+def test_what_a_grade_is_taken_from_is_never_stretched(letters: Corpus):
+    inputs = make_inputs(ZZZ, [scored({"a": 0.8, "b": 0.4, "c": 0.2})])
+    model = TableCrossEncoder({("zzz", "text a"): -1.0, ("zzz", "text b"): 1.0})
+    for one in (model, None):
+        plain, stretched = (
+            {found["chunk_id"]: found for found in only(rerank(letters, inputs, one, normalisation=how, **depth))}
+            for how in ("absolute", "min_max")
+            for depth in [{"cross_encoder_depth": 2}]
+        )
+        graded = {name: found["absolute_score"] for name, found in plain.items()}
+        assert graded == {name: found["absolute_score"] for name, found in stretched.items()}
+        assert graded == {name: found["score" if one is None else "cross_encoder"] for name, found in plain.items()}
+        assert [found["score"] for found in stretched.values()] != [found["score"] for found in plain.values()]
+    assert graded == {"a": pytest.approx(0.4), "b": pytest.approx(0.2), "c": pytest.approx(0.1)}
 
 
 def test_without_a_cross_encoder_the_other_weights_are_rescaled():
@@ -432,6 +457,7 @@ def test_the_bounds_of_the_selection_stand_in_the_table(letters: Corpus):
             table = rerank(letters, inputs, **given).table
             assert table.column("max_per_document").to_pylist() == [max_per_document] * 2
             assert table.column("near_duplicate").to_pylist() == [near_duplicate] * 2
+            assert table.column("spread").to_pylist() == [False] * 2
 
 
 def test_the_most_slots_take_all_candidates(letters: Corpus):
@@ -454,7 +480,13 @@ def test_families_come_before_the_bound_and_count_towards_it(letters: Corpus):
 
 
 def plain_selection(
-    candidates: Sequence[Mapping[str, Any]], families: int, top_k: int, bound: int, near: float, vectors: Any
+    candidates: Sequence[Mapping[str, Any]],
+    families: int,
+    top_k: int,
+    bound: int,
+    near: float,
+    vectors: Any,
+    spread_from: int,
 ) -> list[int]:
     """The oracle: the picks of one query, written plainly."""
     picks: list[int] = []
@@ -472,23 +504,26 @@ def plain_selection(
         if any(family in candidates[pick]["families"] for pick in picks):
             continue
         able = [one for one in range(len(candidates)) if family in candidates[one]["families"] and not same_text(one)]
-        picks.extend(([one for one in able if not near_copy(one)] or able)[:1])
-    held_back = []
-    for one in range(len(candidates)):
-        documents = [candidates[pick]["document"] for pick in picks]
-        if len(picks) == top_k or same_text(one) or near_copy(one):
-            continue
-        if documents.count(candidates[one]["document"]) >= bound:
-            held_back.append(one)
-        else:
-            picks.append(one)
-    for one in held_back:
-        if len(picks) < top_k and not same_text(one) and not near_copy(one):
-            picks.append(one)
+        fresh = [one for one in able if not near_copy(one)] or able
+        picks.extend(sorted(fresh, key=lambda one: (-candidates[one]["fit"], one))[:1])
+
+    def fill(order: Sequence[int], most: int, until: int) -> None:
+        for one in order:
+            documents = [candidates[pick]["document"] for pick in picks]
+            held_back = documents.count(candidates[one]["document"]) >= most
+            if len(picks) < until and not held_back and not same_text(one) and not near_copy(one):
+                picks.append(one)
+
+    in_order = range(len(candidates))
+    if spread_from <= top_k:
+        fill(in_order, bound, spread_from - 1)
+        fill(sorted(in_order, key=lambda one: (-candidates[one]["support"], one)), 1, top_k)
+    fill(in_order, bound, top_k)
+    fill(in_order, top_k, top_k)
     return picks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_the_selection_agrees_with_the_plain_one(data: st.DataObject):
     families = data.draw(st.integers(0, 3))
@@ -498,12 +533,15 @@ def test_the_selection_agrees_with_the_plain_one(data: st.DataObject):
             "text": st.integers(0, 7),
             "vector": st.integers(0, 4),
             "families": st.sets(st.integers(0, max(families - 1, 0)), max_size=families),
+            "fit": st.integers(0, 3),
+            "support": st.integers(0, 3),
         }
     )
     queries = data.draw(st.lists(st.lists(candidate, max_size=9), max_size=3))
     required = [data.draw(st.integers(0, families)) for _ in queries]
     top_k = data.draw(st.integers(max(families, 1), 6))
-    bound = data.draw(st.integers(1, 4))
+    bounds = [data.draw(st.integers(1, 4)) for _ in queries]
+    spread_from = [data.draw(st.integers(1, 7)) for _ in queries]
     near = data.draw(st.sampled_from([0.5, 0.8, 0.9, 1.0, math.inf]))
     angles = np.array([0.0, 0.2, 0.6, 1.2, 2.5])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
@@ -511,24 +549,222 @@ def test_the_selection_agrees_with_the_plain_one(data: st.DataObject):
     members = np.zeros((len(flat), families), dtype=bool)
     for row, one in enumerate(flat):
         members[row, list(one["families"])] = True
+    fits = np.repeat(np.array([one["fit"] for one in flat], dtype=np.float64)[:, np.newaxis], families, axis=1)
     offsets = np.cumsum([0, *map(len, queries)])
-    ranks = select_under_coverage(
+    spread_order = [
+        offsets[query] + place
+        for query, candidates in enumerate(queries)
+        for place in sorted(range(len(candidates)), key=lambda one, of=candidates: (-of[one]["support"], one))
+    ]
+    documents, texts, places = (
+        np.array([one[name] for one in flat], dtype=np.int64) for name in ("document", "text", "vector")
+    )
+    picks = serve_families(offsets, members, fits, np.array(required, dtype=np.int64), texts, vectors, places, near)
+    ranks = fill_selection(
         offsets,
-        members,
-        np.array(required, dtype=np.int64),
-        np.array([one["document"] for one in flat], dtype=np.int64),
-        np.array([one["text"] for one in flat], dtype=np.int64),
+        picks,
+        documents,
+        texts,
         vectors,
-        np.array([one["vector"] for one in flat], dtype=np.int64),
-        top_k,
-        bound,
+        places,
         near,
+        top_k,
+        np.array(bounds, dtype=np.int64),
+        np.array(spread_from, dtype=np.int64),
+        np.array(spread_order, dtype=np.int64),
     )
     for query, candidates in enumerate(queries):
         own = ranks[offsets[query] : offsets[query + 1]]
-        picks = [int(place) for place in np.argsort(own, kind="stable") if own[place]]
-        assert picks == plain_selection(candidates, required[query], top_k, bound, near, vectors)
-        assert sorted(own[own > 0].tolist()) == list(range(1, len(picks) + 1))
+        chosen = [int(place) for place in np.argsort(own, kind="stable") if own[place]]
+        assert chosen == plain_selection(
+            candidates, required[query], top_k, bounds[query], near, vectors, spread_from[query]
+        )
+        assert sorted(own[own > 0].tolist()) == list(range(1, len(chosen) + 1))
+
+
+def test_a_family_is_served_by_what_its_own_search_ranks_high(letters: Corpus):
+    candidates = scored({"d": 0.9, "e": 0.6, "f": 0.5}, d="x", e="x", f="x")
+    candidates[1]["family_ranks"], candidates[2]["family_ranks"] = [2], [1]
+    inputs = make_inputs(ZZZ, [candidates], [["x"]])
+    # 0.9; 0.6 + w/2; 0.5 + w: f comes before d from 0.4 on, and e never does before both.
+    for weight, best in ((0.0, "d"), (0.3, "d"), (0.45, "f"), (5.0, "f")):
+        output = rerank(letters, inputs, top_k=1, family_fit=weight, **RETRIEVAL_ONLY)
+        assert selection(output) == [best]
+        assert [one["chunk_id"] for one in only(output)] == ["d", "e", "f"]
+
+
+@pytest.fixture(scope="module")
+def pages() -> Corpus:
+    """Chunks a1, a2 and b1 to b3 of the pages a and b, and single chunks c, d; c has both words of `red blue`."""
+    texts = {"a1": "red one", "a2": "red two", "b1": "three", "b2": "four", "b3": "five", "c": "red blue", "d": "six"}
+    return make_corpus([{"chunk_id": name, "text": text, "document_id": name[0]} for name, text in texts.items()])
+
+
+RED_BLUE = make_queries([{"text": "red blue"}])
+FUSED = {"a1": 0.9, "a2": 0.8, "d": 0.5, "b1": 0.4, "b2": 0.35, "b3": 0.3}
+
+
+def test_a_question_whose_best_passage_lacks_its_terms_is_spread_over_documents(pages: Corpus):
+    inputs = make_inputs(RED_BLUE, [scored(FUSED)])
+    settings_of = {"spread_below": 0.7, "top_k": 4, **RETRIEVAL_ONLY}
+    # a1 has one word of two. From the third slot on each document comes once, those found often first: b1.
+    output = rerank(pages, inputs, document_support=1.0, **settings_of)
+    assert selection(output) == ["a1", "a2", "b1", "d"]
+    assert output.table.column("spread").to_pylist() == [True]
+    assert output.table.column("max_per_document").to_pylist() == [1]  # whoever fills a slot later spreads too
+    assert selection(rerank(pages, inputs, document_support=0.0, **settings_of)) == ["a1", "a2", "d", "b1"]
+    assert selection(rerank(pages, inputs, document_support=0.0, spread_from=1, **settings_of)) == [
+        "a1",
+        "d",
+        "b1",
+        "a2",
+    ]
+    # No document is left for the fifth slot: it is filled in order.
+    assert selection(rerank(pages, inputs, **{**settings_of, "top_k": 5})) == ["a1", "a2", "b1", "d", "b2"]
+
+
+def test_a_question_that_one_passage_answers_is_not_spread(pages: Corpus):
+    for candidates in ({"c": 0.95, **FUSED}, FUSED):
+        inputs = make_inputs(RED_BLUE, [scored(candidates)])
+        spread = rerank(pages, inputs, spread_below=0.7 if "c" in candidates else 0.5, **RETRIEVAL_ONLY)
+        plain = rerank(pages, inputs, **RETRIEVAL_ONLY)
+        assert spread.table.equals(plain.table)
+
+
+def test_a_question_that_needs_families_is_not_spread(pages: Corpus):
+    candidates = scored(FUSED, d="x")
+    inputs = make_inputs(RED_BLUE, [candidates], [["x"]])
+    output = rerank(pages, inputs, spread_below=1.0, top_k=3, **RETRIEVAL_ONLY)
+    assert selection(output) == ["d", "a1", "a2"]
+    assert output.table.column("spread").to_pylist() == [False]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("defgh"), st.sampled_from([0.1, 0.4, 0.4, 0.9])), unique_by=lambda one: one[0])
+)
+def test_spreading_changes_nothing_where_every_document_is_one_chunk(letters: Corpus, candidates: list[Any]):
+    inputs = make_inputs(ZZZ, [scored(dict(candidates))])
+    plain, spread = (selection(rerank(letters, inputs, spread_below=share, top_k=4)) for share in (0.0, 1.0))
+    assert plain == spread
+
+
+def test_the_support_of_a_candidate_is_what_the_others_of_its_document_gain():
+    queries, documents = np.array([0, 0, 0, 0, 1, 1, 2]), np.array([5, 5, 5, 3, 5, 5, 5])
+    gains = np.array([0.5, 0.3, 0.2, 0.9, 0.4, 0.0, 0.7])
+    # Query 0: 0.3 + 0.2, 0.5 + 0.2 and 0.5 + 0.3; the last is the highest. Query 1: 0 and 0.4. An only one has none.
+    expected = [0.5 / 0.8, 0.7 / 0.8, 1.0, 0.0, 0.0, 1.0, 0.0]
+    np.testing.assert_allclose(document_support(queries, documents, gains), expected, atol=1e-12)
+    assert document_support(queries[:0], documents[:0], gains[:0]).tolist() == []
+
+
+def shape_plan(family: Mapping[str, Any], **shape: Any) -> EvidencePlan:
+    named = {"name": "x", "source": r"\.md$", "rescue_query": "text", **family}
+    return EvidencePlan.model_validate(
+        {"name": "p", "version": "1", "shapes": [{"name": "shape", "recognise": ["zzz"], "families": [named], **shape}]}
+    )
+
+
+def test_a_shape_has_a_bound_of_its_own(letters: Corpus):
+    queries = make_queries([{"text": "zzz"}, {"text": "yyy"}])
+    candidates = scored({"a": 0.9, "b": 0.8, "d": 0.7}, a="x")
+    inputs = make_inputs(queries, [candidates, candidates], [["x"], []])
+    table = rerank(letters, inputs, None, shape_plan({}, max_per_document=1), top_k=2, **RETRIEVAL_ONLY).table
+    assert table.column("max_per_document").to_pylist() == [1, None]
+    lists = table.column("candidates").to_pylist()
+    assert [[one["chunk_id"] for one in row if one["selected_rank"]] for row in lists] == [["a", "d"], ["a", "b"]]
+    unbound = rerank(letters, inputs, None, shape_plan({}), max_per_document=3, **RETRIEVAL_ONLY).table
+    assert unbound.column("max_per_document").to_pylist() == [3, 3]
+
+
+def page_of(*chunks: Mapping[str, Any], **corpus: Any) -> Corpus:
+    """One document of chunks 0, 1, 2 ... and another chunk z."""
+    own = [
+        {"chunk_id": f"p{place}", "text": f"part {place}", "document_id": "p", "chunk_index": place, **chunk}
+        for place, chunk in enumerate(chunks)
+    ]
+    return make_corpus([*own, {"chunk_id": "z", "text": "elsewhere"}], **corpus)
+
+
+def drawn(output: StageOutput) -> dict[str, str]:
+    return {one["chunk_id"]: one["drawn_in_by"] for one in only(output) if one["drawn_in_by"]}
+
+
+def test_neighbours_are_drawn_in_with_the_chunk_that_serves_a_family():
+    corpus = page_of({}, {}, {}, {}, {})
+    model = TableCrossEncoder({("zzz", "part 3"): 1.0})
+    inputs = make_inputs(ZZZ, [scored({"z": 0.9, "p2": 0.5, "p1": 0.1}, p2="x", p1="x")], [["x"]])
+    output = rerank(corpus, inputs, model, shape_plan({"keep_together": 2}), top_k=4)
+    # What follows comes first, the nearest first; p0 and p4 are two away, and one slot is left for them.
+    assert selection(output) == ["p2", "p3", "p1", "p4"]
+    assert drawn(output) == {"p3": "p2", "p1": "p2", "p4": "p2"}
+    assert output.account == Account(candidates_in=3, added={"drawn_in": 2}, removed={}, candidates_out=5)
+    by_id = {one["chunk_id"]: one for one in only(output)}
+    assert by_id["p3"]["cross_encoder"] == pytest.approx(sigmoid(1.0))  # the model reads what no ranking had
+    assert (by_id["p3"]["retrieval"], by_id["p3"]["families"], by_id["p3"]["rescued"]) == (0.0, ["x"], False)
+    assert [one["score"] for one in only(output)] == sorted((one["score"] for one in only(output)), reverse=True)
+    assert selection(rerank(corpus, inputs, model, shape_plan({"keep_together": 1}), top_k=4)) == [
+        "p2",
+        "p3",
+        "p1",
+        "z",
+    ]
+    assert selection(rerank(corpus, inputs, model, shape_plan({}), top_k=4)) == ["p2", "z", "p1"]
+
+
+def test_neighbours_take_only_slots_that_families_leave():
+    corpus = page_of({}, {}, {})
+    inputs = make_inputs(ZZZ, [scored({"z": 0.9, "p1": 0.5}, p1="x", z="y")], [["x", "y"]])
+    plan = EvidencePlan.model_validate(
+        {"name": "p", "version": "1", "shapes": [{"name": "shape", "recognise": ["zzz"], "families": [
+            {"name": "x", "source": "^p", "rescue_query": "part", "keep_together": 5},
+            {"name": "y", "source": "^z", "rescue_query": "else"},
+        ]}]}
+    )  # fmt: skip
+    for top_k, expected in ((2, ["p1", "z"]), (3, ["p1", "z", "p2"]), (5, ["p1", "z", "p2", "p0"])):
+        assert selection(rerank(corpus, inputs, None, plan, top_k=top_k)) == expected
+
+
+def test_a_neighbour_crosses_no_border():
+    acl = [{"acl": ["g"]}, {"acl": ["other"]}, {"acl": ["g"]}, {"acl": ["g"], "authority_tier": 2}, {"acl": ["g"]}]
+    tiers = [{"authority_tier": 1, **one, "source": "p.md" if place != 0 else "q.txt"} for place, one in enumerate(acl)]
+    corpus = page_of(*tiers)
+    queries = make_queries([{"text": "zzz", "groups": ["g"]}])
+    inputs = make_inputs(queries, [scored({"p2": 0.5}, p2="x")], [["x"]])
+    plan = shape_plan({"keep_together": 3, "authority": [1]})
+    # p1 is of another group, p3 of another tier, p0 of another source: p4 alone is left.
+    assert selection(rerank(corpus, inputs, None, plan, top_k=5)) == ["p2", "p4"]
+
+
+def test_a_neighbour_is_no_copy_of_what_is_picked():
+    corpus = page_of({}, {"text": "part 0"}, {}, collapse_identical_texts=False)
+    inputs = make_inputs(ZZZ, [scored({"p0": 0.5}, p0="x")], [["x"]])
+    assert selection(rerank(corpus, inputs, None, shape_plan({"keep_together": 2}))) == ["p0", "p2"]
+    vectors = [[1.0, 0.0], [0.99, 0.14], [0.0, 1.0], [0.7, 0.7]]
+    near = page_of({}, {}, {}, embeddings=vectors)
+    output = rerank(near, inputs, None, shape_plan({"keep_together": 2}), near_duplicate=0.95)
+    assert selection(output) == ["p0", "p2"]
+
+
+def test_neighbours_stand_by_chunk_index_and_a_gap_ends_them():
+    corpus = page_of({"chunk_index": 7}, {"chunk_index": 5}, {"chunk_index": 6}, {"chunk_index": 9})
+    inputs = make_inputs(ZZZ, [scored({"p2": 0.5}, p2="x")], [["x"]])
+    assert selection(rerank(corpus, inputs, None, shape_plan({"keep_together": 2}))) == ["p2", "p0", "p1"]
+
+
+@pytest.mark.parametrize("params", [{"normalisation": "min_max"}, {"enabled": False}, {"near_duplicate": 0.99}])
+def test_neighbours_are_drawn_in_whatever_the_scores_are_made_of(params: dict[str, Any]):
+    corpus = page_of({}, {}, {})
+    queries = make_queries([{"text": "none"}, {"text": "zzz"}, {"text": "more"}])
+    lists = [scored({"z": 0.9}), scored({"z": 0.9, "p1": 0.5}, p1="x"), []]
+    inputs = make_inputs(queries, lists, [[], ["x"], []])
+    output = rerank(corpus, inputs, TableCrossEncoder(), shape_plan({"keep_together": 1}), top_k=3, **params)
+    rows = output.table.column("candidates").to_pylist()
+    assert [[one["chunk_id"] for one in row if one["drawn_in_by"] == "p1"] for row in rows] in (
+        [[], ["p0", "p2"], []], [[], ["p2", "p0"], []],
+    )  # fmt: skip
+    taken = sorted((one["selected_rank"], one["chunk_id"]) for one in rows[1] if one["selected_rank"])
+    assert [chunk for _, chunk in taken] == ["p1", "p2", "p0"]
 
 
 def copy_of(table: pa.Table) -> pa.Table:

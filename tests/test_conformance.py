@@ -35,7 +35,7 @@ PLAN = EvidencePlan.model_validate(
                 "name": "refunds",
                 "recognise": ["refund"],
                 "families": [
-                    {"name": "policy", "source": "^policy/", "rescue_query": "refund policy"},
+                    {"name": "policy", "source": "^policy/", "rescue_query": "refund policy", "keep_together": 1},
                     {"name": "form", "source": "^form/", "rescue_query": "webhook tariff"},
                 ],
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from contracts.candidates import FusedRanking
 from contracts.errors import ConfigurationError, ContractError
@@ -18,8 +20,9 @@ from contracts.evidence import EvidencePlan, Family, Shape
 from contracts.manifest import Account
 from contracts.table import schema
 from corpus.corpus import Corpus
+from corpus.recognition import check_plan_patterns, recognise
 from corpus.scope import Scope, Scopes
-from stages.family_rescue import SHARED, STAGE, Params, check_plan_patterns, recognise, rescue_missing
+from stages.family_rescue import SHARED, STAGE, Params, rescue_missing
 from stages.stage import StageOutput
 from tests.corpora import make_corpus, make_queries
 
@@ -106,7 +109,11 @@ def corpus() -> Corpus:
 def test_the_first_shape_that_matches_is_taken_and_case_is_ignored():
     plan = make_plan(ACCESS, TOKENS)
     texts = ["WHO CAN read tokens?", "rotate a Token", "what is a pod", "who candidly asks", "rotate a Token"]
-    assert recognise(texts, plan.shapes).tolist() == [0, 1, -1, -1, 1]
+    places, reasons = recognise(texts, plan.shapes)
+    assert places == [0, 1, -1, -1, 1]
+    assert reasons == [
+        r'"WHO CAN" by who (may|can)\b', '"Token" by token', None, None, '"Token" by token',
+    ]  # fmt: skip
 
 
 def test_missing_families_are_rescued_by_their_best_hits(corpus: Corpus):
@@ -117,14 +124,14 @@ def test_missing_families_are_rescued_by_their_best_hits(corpus: Corpus):
     # rbac has none of one wanted: c2 has both words of its rescue query. secret has c4 of two wanted: c4
     # is a candidate already, and c6 (three words) outranks c5 (six) with one shared word each.
     assert row["coverage"] == [
-        {"family": "rbac", "wanted": 1, "found": 0, "rescued": 1},
-        {"family": "secret", "wanted": 2, "found": 1, "rescued": 1},
+        {"family": "rbac", "wanted": 1, "found": 0, "rescued": 1, "outcome": "rescued"},
+        {"family": "secret", "wanted": 2, "found": 1, "rescued": 1, "outcome": "rescued"},
     ]
     assert row["candidates"] == [
-        {"rank": 1, "chunk_id": "c1", "score": 1 / 61, "families": [], "rescued": False},
-        {"rank": 2, "chunk_id": "c4", "score": 1 / 62, "families": ["secret"], "rescued": False},
-        {"rank": 3, "chunk_id": "c2", "score": 0.0, "families": ["rbac"], "rescued": True},
-        {"rank": 4, "chunk_id": "c6", "score": 0.0, "families": ["secret"], "rescued": True},
+        {"rank": 1, "chunk_id": "c1", "score": 1 / 61, "families": [], "family_ranks": [], "rescued": False},
+        {"rank": 2, "chunk_id": "c4", "score": 1 / 62, "families": ["secret"], "family_ranks": [1], "rescued": False},
+        {"rank": 3, "chunk_id": "c2", "score": 0.0, "families": ["rbac"], "family_ranks": [1], "rescued": True},
+        {"rank": 4, "chunk_id": "c6", "score": 0.0, "families": ["secret"], "family_ranks": [2], "rescued": True},
     ]
     assert output.account == Account(candidates_in=2, added={"rescued": 2}, removed={}, candidates_out=4)
 
@@ -157,15 +164,101 @@ def test_a_chunk_rescued_for_one_family_counts_for_the_next(corpus: Corpus):
     assert [c["rescued"] for c in row["coverage"]] == [2, 1, 2]
 
 
-def test_a_hit_with_the_text_of_a_candidate_is_no_new_evidence():
+def test_a_hit_with_the_text_of_another_member_is_no_new_evidence():
     chunks = [
-        {"chunk_id": "a", "text": "role binding", "source": "blog.md"},
+        {"chunk_id": "a", "text": "role binding", "source": "rbac/first.md"},
         {"chunk_id": "b", "text": "role binding", "source": "rbac/copy.md"},
         {"chunk_id": "c", "text": "role binding explained", "source": "rbac/own.md"},
     ]
     corpus = make_corpus(chunks, collapse_identical_texts=False)
     queries = make_queries([{"text": "permission"}])
-    assert chunk_lists(rescue(corpus, queries, [["a"]], make_plan(ACCESS)).table) == [["a", "c"]]
+    family = {"name": "rbac", "source": "rbac", "rescue_query": "role binding", "wanted": 2}
+    plan = make_plan({"name": "s", "recognise": ["permission"], "families": [family]})
+    assert chunk_lists(rescue(corpus, queries, [["a"]], plan).table) == [["a", "c"]]
+
+
+COPIES = [
+    {"chunk_id": "a", "text": "role binding", "source": "blog.md", "authority_tier": 1},
+    {"chunk_id": "b", "text": "role binding", "source": "rbac/old.md", "authority_tier": 3},
+    {"chunk_id": "c", "text": "role binding", "source": "rbac/new.md", "authority_tier": 2},
+    {"chunk_id": "d", "text": "role binding", "source": "rbac/shut.md", "authority_tier": 1},
+    {"chunk_id": "e", "text": "pods", "source": "pods.md", "authority_tier": 1},
+]
+
+
+@pytest.mark.parametrize("candidates", [["e"], ["a", "e"]])
+def test_a_family_has_its_own_copy_of_a_text_that_stands_elsewhere_too(candidates: list[str]):
+    # Searches show a for all four; of those that are members the query sees b and c, and c has more authority.
+    chunks = [{**chunk, "acl": ["board"] if chunk["chunk_id"] == "d" else ["all"]} for chunk in COPIES]
+    corpus = make_corpus(chunks)
+    queries = make_queries([{"text": "permission", "groups": ["all"]}])
+    family = {"name": "rbac", "source": "^rbac/", "rescue_query": "role binding"}
+    plan = make_plan({"name": "s", "recognise": ["permission"], "families": [family]})
+    (row,) = rescue(corpus, queries, [candidates], plan).table.to_pylist()
+    assert [one["chunk_id"] for one in row["candidates"]] == [*candidates, "c"]
+    assert row["candidates"][-1]["families"] == ["rbac"]
+    assert row["coverage"][0]["outcome"] == "rescued"
+
+
+def test_coverage_says_why_a_family_is_not_served():
+    chunks = [{**chunk, "acl": ["all"]} for chunk in CHUNKS]
+    corpus = make_corpus([*chunks, {"chunk_id": "c8", "text": "role of the board", "source": "board.md", "acl": ["b"]}])
+    families = [
+        {"name": "enough", "source": "pods", "rescue_query": "pods"},
+        {"name": "rescued", "source": "rbac", "rescue_query": "role binding"},
+        {"name": "too_few", "source": "secret", "rescue_query": "secret", "wanted": 3, "depth": 2},
+        {"name": "no_hit", "metadata": {"kind": "audit"}, "rescue_query": "verbs"},
+        {"name": "no_chunk", "source": "^board", "rescue_query": "role board"},
+    ]
+    plan = make_plan({"name": "s", "recognise": ["who"], "families": families})
+    queries = make_queries([{"text": "who", "groups": ["all"]}])
+    (row,) = rescue(corpus, queries, [["c1"]], plan).table.to_pylist()
+    assert [(one["family"], one["outcome"]) for one in row["coverage"]] == [
+        (one["name"], one["name"]) for one in families
+    ]
+    assert [one["found"] + one["rescued"] for one in row["coverage"]] == [1, 1, 2, 0, 0]
+
+
+COMBINED = {
+    "name": "combined",
+    "concepts": {
+        "who": [r"\bwho\b", "which user"],
+        "may": [r"\b(may|can)\b"],
+        "read": ["read", "list"],
+        "unused": ["x"],
+    },
+    "recognise": [{"of": ["who", "may", "read"], "at_least": 2}, {"of": ["read"]}],
+    "families": ACCESS["families"],
+}
+
+
+def test_concepts_are_found_in_any_order_and_a_combination_wants_so_many():
+    shapes = make_plan(COMBINED).shapes
+    texts = ["Can you tell WHO?", "which user may list", "who else", "may it", "it reads"]
+    places, reasons = recognise(texts, shapes)
+    assert places == [0, 0, -1, -1, 0]
+    assert reasons == [
+        'who "WHO", may "Can"', 'who "which user", may "may", read "list"', None, None, 'read "read"',
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("recognise_by", "problem"),
+    [
+        ([{"of": ["who", "what"]}], "concepts that the shape does not have"),
+        ([{"of": ["who", "may"], "at_least": 3}], "at_least must not exceed the 2 concepts"),
+        ([{"of": ["who", "who"]}], "names each concept once"),
+    ],
+)
+def test_a_combination_that_cannot_be_is_refused(recognise_by: list[Any], problem: str):
+    with pytest.raises(ValidationError, match=problem):
+        make_plan({**COMBINED, "recognise": recognise_by})
+
+
+def test_a_question_says_by_what_it_was_recognised(corpus: Corpus):
+    queries = make_queries([{"text": "who can read the pods"}, {"text": "pods"}])
+    table = rescue(corpus, queries, [[], []], make_plan(ACCESS)).table
+    assert table.column("recognised_by").to_pylist() == [r'"who can" by who (may|can)\b', None]
 
 
 def test_the_search_goes_no_deeper_than_its_depth(corpus: Corpus):
@@ -278,6 +371,8 @@ def test_a_pattern_that_does_not_compile_is_named():
         check_plan_patterns(make_plan({**ACCESS, "families": [broken]}))
     with pytest.raises(ConfigurationError, match=r"shape access, recognise: the pattern does not compile .*'\(who'"):
         check_plan_patterns(make_plan({**ACCESS, "recognise": ["token", "(who"]}))
+    with pytest.raises(ConfigurationError, match=r"shape combined, concept unused: .*'\[x'"):
+        check_plan_patterns(make_plan({**COMBINED, "concepts": {**COMBINED["concepts"], "unused": ["[x"]}}))
 
 
 def plain_rescue(
@@ -287,8 +382,8 @@ def plain_rescue(
     added: list[int] = []
     for members, wanted, hits in demands:
         for hit in hits:
-            present = candidates + added
-            if sum(row in members for row in present) < wanted and texts[hit] not in {texts[row] for row in present}:
+            present = [row for row in candidates + added if row in members]
+            if len(present) < wanted and texts[hit] not in {texts[row] for row in present}:
                 added.append(hit)
     count = [[sum(row in members for row in rows) for members, _, _ in demands] for rows in (candidates, added)]
     return added, count[0], count[1]
@@ -341,6 +436,11 @@ def serves(chunk: Mapping[str, Any], family: Family) -> bool:
     """Membership of a family with a source pattern, written plainly."""
     allowed = family.authority is None or chunk["authority_tier"] in family.authority
     return allowed and re.search(family.source or "", chunk["source"]) is not None
+
+
+def tier_of(chunk: Mapping[str, Any]) -> float:
+    """Its authority tier; none ranks below every tier."""
+    return math.inf if chunk["authority_tier"] is None else chunk["authority_tier"]
 
 
 def shape_of(text: str) -> Shape | None:
@@ -398,6 +498,7 @@ def test_rescue_never_crosses_groups_or_filters_and_agrees_with_a_search_for_eac
     output = STAGE.checked_run(inputs, {"corpus": corpus, "plan": PLAN}, Params())
 
     by_id = {chunk["chunk_id"]: chunk for chunk in chunks}
+    texts = corpus.column("text_id").to_pylist()
     keyword_search = corpus.keyword_search(1.5, 0.75, 0.25)
     for number, row in enumerate(output.table.to_pylist()):
         assert all(may_see(by_id[one["chunk_id"]], asked[number]) for one in row["candidates"] if one["rescued"])
@@ -408,15 +509,26 @@ def test_rescue_never_crosses_groups_or_filters_and_agrees_with_a_search_for_eac
         for family in shape.families if shape else []:
             members = {place for place, chunk in enumerate(chunks) if serves(chunk, family)}
             hits = keyword_search.search([family.rescue_query], scope, family.depth).values["row"].tolist()
-            demands[family.name] = (members, family.wanted, [hit for hit in hits if hit in members])
+            own = []
+            for hit in hits:
+                copies = {
+                    place for place in members if texts[place] == texts[hit] and may_see(chunks[place], asked[number])
+                }
+                if copies:
+                    own.append(hit if hit in members else min(copies, key=lambda one: (tier_of(chunks[one]), one)))
+            demands[family.name] = (members, family.wanted, own)
         fused_rows = [int(chunk[1:]) for chunk in lists[number]]
-        added, found, rescued = plain_rescue(fused_rows, list(demands.values()), corpus.column("text_id").to_pylist())
+        added, found, rescued = plain_rescue(fused_rows, list(demands.values()), texts)
         rows = [int(one["chunk_id"][1:]) for one in row["candidates"]]
         assert rows == fused_rows + added
         assert [one["rescued"] for one in row["candidates"]] == [False] * len(fused_rows) + [True] * len(added)
         assert [(one["found"], one["rescued"]) for one in row["coverage"]] == list(zip(found, rescued, strict=True))
         assert [one["families"] for one in row["candidates"]] == [
             [name for name, (members, _, _) in demands.items() if place in members] for place in rows
+        ]
+        assert [one["family_ranks"] for one in row["candidates"]] == [
+            [own.index(place) + 1 if place in own else 0 for members, _, own in demands.values() if place in members]
+            for place in rows
         ]
     assert output.account.candidates_in == sum(map(len, lists))
     assert all(table.equals(before[name]) for name, table in inputs.items())
