@@ -196,9 +196,12 @@ def _emptied_stages(found: Found) -> Iterator[str]:
 
 
 def _notes(found: Found) -> Iterator[str]:
-    """What is no fault, but worth a look: searches without any match, and calls that needed another try."""
+    """What is no fault, but worth a look: silent searches, calls that needed another try, and who graded."""
     calls = calls_added_up(summary.calls for summaries in found.values() for summary in summaries)
     for service, ended in calls.items():
+        if service == "graded_by":
+            yield f"passages graded by {', '.join(f'{by} {count}' for by, count in sorted(ended.items()))}"
+            continue
         if ended["no_match"] and not ended["ok"]:
             yield f"{service} found nothing for any of {ended['no_match']} queries"
         for outcome in ("failed", "refused", "timed_out"):

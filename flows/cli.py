@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from contracts.errors import DartflowError
-from flows.commands import corpora, publishing, recovery, results, runs
+from flows.commands import corpora, plan, publishing, recovery, results, review, runs
 
 app = typer.Typer(
     name="dartflow",
@@ -24,6 +24,7 @@ for command in (
     runs.demo,
     runs.ingest,
     runs.run,
+    runs.estimate,
     runs.status,
     runs.resume,
     runs.rerun,
@@ -33,7 +34,9 @@ for command in (
     results.inspect,
     results.export,
     results.evaluate,
+    results.cost,
     results.contracts,
+    review.calibrate,
     publishing.publish,
     publishing.rollback,
     publishing.published,
@@ -41,6 +44,8 @@ for command in (
 ):
     app.command(command.__name__.removesuffix("_run").replace("_", "-"))(command)
 app.add_typer(corpora.app)
+app.add_typer(plan.app)
+app.add_typer(review.app)
 
 
 def main() -> NoReturn:

@@ -142,7 +142,7 @@ def write_export(store: Store, plan: RunPlan, stage: str, format_: Literal["json
     ids = read_logged_ids(store, plan)
     lines = trec_lines(store, plan, stage, ids) if format_ == "trec" else jsonl_lines(store, plan, stage, ids)
     written = 0
-    with _whole_file(out) as file:
+    with whole_file(out) as file:
         for line in lines:
             file.write(line)
             written += 1
@@ -211,7 +211,7 @@ def _stages_with_queries() -> list[str]:
 
 
 @contextmanager
-def _whole_file(out: Path) -> Iterator[TextIO]:
+def whole_file(out: Path) -> Iterator[TextIO]:
     """A file to write that takes the place of `out` at the end, and leaves nothing when the block fails."""
     try:
         if out.exists() and not out.is_file() and not out.is_dir():

@@ -27,9 +27,10 @@ _LOADING = ROOT / "loading" / "query_log.py"
 
 # What makes the things that stages name in `needs`: a stage imports their types, and need not import this.
 _OPENED_BY = {
-    "corpus": ROOT / "corpus" / "files.py",
-    "keyword_search": ROOT / "corpus" / "files.py",
-    "cross_encoder": ROOT / "models" / "cross_encoder.py",
+    "corpus": (ROOT / "corpus" / "files.py",),
+    "keyword_search": (ROOT / "corpus" / "files.py",),
+    "cross_encoder": (ROOT / "models" / "cross_encoder.py",),
+    "grader": (ROOT / "models" / "llm_grader.py", ROOT / "models" / "file_grader.py"),
 }
 
 
@@ -40,6 +41,7 @@ class Facts:
     Attributes:
         snapshot_id: the corpus snapshot.
         cross_encoder_id: `none`, or the model's id.
+        grader_id: `score`, or the grader's id.
         embedder_id: likewise; for queries.
         plan_digest: of the evidence plan's content; `none` without a plan.
         query_log_sha256: of the log file.
@@ -50,6 +52,7 @@ class Facts:
 
     snapshot_id: str
     cross_encoder_id: str
+    grader_id: str
     embedder_id: str
     plan_digest: str
     query_log_sha256: str
@@ -68,7 +71,7 @@ def stage_inputs(stage: Stage, settings: Settings, facts: Facts) -> dict[str, An
         "contract": _contract_digest(stage),
         "code": code_digest(
             Path(inspect.getsourcefile(stage.run) or "").resolve(),
-            *(_OPENED_BY[need] for need in stage.needs if need in _OPENED_BY),
+            *(file for need in stage.needs for file in _OPENED_BY.get(need, ())),
         ),
         "lock": lock_digest(),
         # The plan takes part by its content, not by the path it lies at.
@@ -82,6 +85,8 @@ def stage_inputs(stage: Stage, settings: Settings, facts: Facts) -> dict[str, An
         inputs["keyword_search"] = settings.sparse_search.model_dump(mode="json", include={"k1", "b", "epsilon"})
     if "cross_encoder" in stage.needs:
         inputs["cross_encoder"] = facts.cross_encoder_id
+    if "grader" in stage.needs:
+        inputs["grader"] = facts.grader_id
     if "plan" in stage.needs:
         inputs["plan"] = facts.plan_digest
     return inputs

@@ -17,8 +17,8 @@ from contracts.corpus import CorpusSnapshot
 from contracts.errors import ChangedRunError, InputError
 from contracts.manifest import RunPlan, StagePlan
 from flows.fingerprint import Facts, difference, loaded_inputs, lock_digest, package_versions, stage_inputs
-from flows.preflight import check_plan_keys, settings_of_run
-from flows.resources import cross_encoder_id, embedder_id, load_evidence_plan, plan_digest
+from flows.preflight import check_keys, check_plan_keys, settings_of_run
+from flows.resources import cross_encoder_id, embedder_id, grader_id, load_evidence_plan, plan_digest
 from flows.settings import Settings
 from loading.query_log import QueryLog, load_query_log
 from stages.pipeline import LOADED, RUNS_ONCE, numbered_stages
@@ -45,6 +45,7 @@ def plan_run(store: Store, settings: Settings, query_log: Path, run_id: str, sna
     """
     snapshot = load_snapshot(store, snapshot_id)
     settings = settings_of_run(settings, snapshot)
+    check_keys(settings)
     digest = sha256(read_query_log_bytes(query_log))
     counts = _counted(open_query_log(query_log, settings, snapshot))
     facts = _facts(settings, snapshot, digest, counts)
@@ -235,6 +236,7 @@ def _facts(settings: Settings, snapshot: CorpusSnapshot, query_log_sha256: str, 
     return Facts(
         snapshot_id=snapshot.snapshot_id,
         cross_encoder_id=cross_encoder_id(settings),
+        grader_id=grader_id(settings),
         embedder_id=embedder_id(settings, snapshot),
         plan_digest=plan_digest(evidence_plan),
         query_log_sha256=query_log_sha256,

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from checkpoints.decisions import digest_in
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import CheckpointError, ConfigurationError
 from contracts.evidence import EvidencePlan
 from flows.settings import Settings, validated
+from models.api_keys import read_keys
+from models.cross_encoder_settings import http_key
+from models.grader_settings import is_path
 
 # Of the section `corpus` this alone is a choice of the reader; the rest is fixed when a snapshot is made.
 _READERS_CHOICE = frozenset({"collapse_identical_texts"})
@@ -49,7 +53,24 @@ def settings_of_run(settings: Settings, snapshot: CorpusSnapshot) -> Settings:
     tree["corpus"] |= made_with
     tree["family_rescue"]["plan"] = _absolute(settings.family_rescue.plan)
     tree["cross_encoder"]["folder"] = _absolute(settings.cross_encoder.folder)
+    tree["cross_encoder"]["column"]["file"] = _absolute(settings.cross_encoder.column.file)
+    keys = settings.grader.keys
+    tree["grader"]["keys"] = _absolute(keys) if keys is not None and is_path(keys) else keys
+    file = settings.grader.file
+    tree["grader"]["file"] = _absolute(file) if file is not None and digest_in(file) is None else file
     return validated(tree)
+
+
+def check_keys(settings: Settings) -> None:
+    """Makes sure that the API keys are there which the last stages of a run would need.
+
+    Raises:
+        ConfigurationError: they are not.
+    """
+    if settings.grader.provider == "llm":
+        read_keys(settings.grader.keys)
+    if settings.cross_encoder.provider == "http":
+        http_key(settings.cross_encoder.http)
 
 
 def _made_with(settings: Settings, snapshot: CorpusSnapshot) -> dict[str, Any]:
@@ -85,4 +106,4 @@ def check_plan_keys(plan: EvidencePlan | None, snapshot: CorpusSnapshot) -> None
 
 def _absolute(path: str | None) -> str | None:
     """A path that means the same from every working directory, now and at the next rerun."""
-    return None if path is None else str(Path(path).resolve())
+    return None if path is None else str(Path(path).expanduser().resolve())

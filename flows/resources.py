@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import yaml
 from pydantic import ValidationError
 
@@ -13,15 +16,22 @@ from checkpoints.digests import canonical_json, sha256
 from checkpoints.pair_scores import PairScores
 from checkpoints.snapshot_copy import cache_folder, local_snapshot
 from checkpoints.store import Store
+from checkpoints.transcripts import Transcripts
+from contracts.columns import as_numpy
 from contracts.corpus import CorpusSnapshot
 from contracts.errors import ConfigurationError
 from contracts.evidence import EvidencePlan
 from corpus.corpus import Corpus, KeywordSearch
 from corpus.files import open_corpus
+from corpus.recognition import check_plan_patterns
+from flows.decision_files import file_digest, open_decisions
 from flows.settings import Settings
-from models.cross_encoder import CachedCrossEncoder, CrossEncoder, model_id_of, open_cross_encoder
+from loading.identity import normalised
+from models.cross_encoder import CachedCrossEncoder, CorpusTexts, CrossEncoder, model_id_of, open_cross_encoder
 from models.embedder import embedder_model_id
-from stages.family_rescue import check_plan_patterns
+from models.file_grader import FileGrader, model_id_with
+from models.grader import Grader
+from models.grader_settings import llm_model_id
 from stages.stage import Stage
 
 
@@ -29,15 +39,17 @@ class Resources:
     """What a run's stages may name in `needs`; each is opened when a stage first needs it.
 
     Args:
-        store: where snapshot and pair scores lie.
+        store: where snapshot, pair scores and transcripts lie.
         settings: of the run.
         snapshot_id: the corpus snapshot of the run.
+        run_id: which run pays for calls; what belongs to none has a name of its own.
     """
 
-    def __init__(self, store: Store, settings: Settings, snapshot_id: str) -> None:
+    def __init__(self, store: Store, settings: Settings, snapshot_id: str, run_id: str = "no_run") -> None:
         self._store = store
         self._settings = settings
         self._snapshot_id = snapshot_id
+        self._run_id = run_id
 
     def of(self, stage: Stage) -> dict[str, object]:
         """What this stage needs, by name."""
@@ -58,9 +70,35 @@ class Resources:
 
     @cached_property
     def cross_encoder(self) -> CrossEncoder | None:
-        """The configured cross-encoder, which asks the kept pair scores first."""
-        encoder = open_cross_encoder(self._settings.cross_encoder)
-        return None if encoder is None else CachedCrossEncoder(encoder, PairScores(self._store, encoder.model_id))
+        """The configured cross-encoder, which asks the kept pair scores first, unless a file has them anyway."""
+        params = self._settings.cross_encoder
+        encoder = open_cross_encoder(params, CorpusTexts(self._passages, normalised))
+        if encoder is None or params.provider == "column":
+            return encoder
+        return CachedCrossEncoder(encoder, PairScores(self._store, encoder.model_id))
+
+    def _passages(self, chunk_ids: Sequence[str]) -> list[str | None]:
+        """What a model reads of each chunk; None for one that the corpus does not hold."""
+        places = pc.index_in(pa.array(chunk_ids, pa.string()), value_set=self.corpus.column("chunk_id"))
+        known = places.drop_null()
+        texts = dict(zip(known.to_pylist(), self.corpus.passage_texts(as_numpy(known)), strict=True))
+        return [texts.get(place) for place in places.to_pylist()]
+
+    @cached_property
+    def grader(self) -> Grader | None:
+        """The configured grader, people's decisions before it; None where the score grades."""
+        file = self._settings.grader.file
+        return self._provider if file is None else FileGrader(open_decisions(self._store, file), self._provider)
+
+    @cached_property
+    def _provider(self) -> Grader | None:
+        params = self._settings.grader
+        if params.provider == "score":
+            return None
+        from models.api_keys import read_keys  # noqa: PLC0415 - only who asks a service needs a client of it
+        from models.llm_grader import LlmGrader  # noqa: PLC0415
+
+        return LlmGrader(params, Transcripts(self._store, llm_model_id(params), self._run_id), read_keys(params.keys))
 
     @cached_property
     def plan(self) -> EvidencePlan | None:
@@ -112,6 +150,13 @@ def plan_digest(plan: EvidencePlan | None) -> str:
 def cross_encoder_id(settings: Settings) -> str:
     """The id of the configured cross-encoder, without loading it; `none` when there is none."""
     return model_id_of(settings.cross_encoder)
+
+
+def grader_id(settings: Settings) -> str:
+    """The id of the configured grader, without opening it; `score` when the score grades."""
+    provider = llm_model_id(settings.grader) if settings.grader.provider == "llm" else None
+    file = settings.grader.file
+    return (provider or "score") if file is None else model_id_with(file_digest(file), provider)
 
 
 def embedder_id(settings: Settings, snapshot: CorpusSnapshot) -> str:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from contracts.estimate import Estimate
 from contracts.manifest import DeadLetter, RunPlan, Verdict
 from flows.printing import plan_rows
 
@@ -19,13 +20,16 @@ if TYPE_CHECKING:  # they bring Arrow along
     from checkpoints.gc import Collected
     from checkpoints.pointer import HistoryEntry
     from checkpoints.published import Gate
+    from evaluation.bands import Ratio
+    from flows.calibrate import Calibration
+    from flows.cost import CostRow
 
 # Tables of candidates need room: in a narrow terminal lines break, which is better than cut names.
 OUT = Console(soft_wrap=True, width=max(120, shutil.get_terminal_size().columns))
 ERR = Console(stderr=True, soft_wrap=True)
 
 # What a table of candidates has no room for: texts, and in a context the ranks and scores of every stage.
-_SHOWN_OF_CONTEXT = ("rank", "chunk_id", "families", "origin", "grade", "restored")
+_SHOWN_OF_CONTEXT = ("rank", "chunk_id", "families", "origin", "grade", "graded_by", "restored")
 _MOST_SHOWN = 8
 _MOST_MOVES = 20
 _COLOURS = {"complete": "green", "partial": "yellow", "running": "cyan"}
@@ -55,6 +59,40 @@ def show_verdict(verdict: Verdict) -> None:
     for note in verdict.notes:
         OUT.print(f"note: {note}", markup=False, highlight=False)
     OUT.print(f"results: {verdict.results}", highlight=False)
+
+
+def show_estimate(estimate: Estimate) -> None:
+    """One row a stage, then what it comes to, and what was measured."""
+    pairs, tokens, by = estimate.model_pairs, estimate.context_tokens, estimate.calibration
+    table = _table(f"Estimate for {estimate.query_log}")
+    table.add_column("stage", no_wrap=True)
+    for name in ("shards", "thread seconds", "wall seconds", "disk", "model pairs"):
+        table.add_column(name, justify="right")
+    for stage in estimate.stages:
+        table.add_row(
+            stage.stage, str(stage.shards), f"{stage.thread_seconds:.2f}", f"{stage.wall_seconds:.2f}",
+            size_of(stage.disk_bytes), str(stage.pairs or "-"),
+        )  # fmt: skip
+    OUT.print(table)
+    each = "" if pairs.seconds_a_pair is None else f", {1000 * pairs.seconds_a_pair:.1f} ms each"
+    said = {
+        "time": f"{estimate.wall_seconds:.1f} s, of which {estimate.reading_seconds:.1f} s to read the log and "
+        f"{estimate.opening_seconds:.1f} s to plan and open; process start and Prefect come on top",
+        "disk": size_of(estimate.disk_bytes),
+        "model pairs": f"{pairs.to_read} to be read{each}, {pairs.kept} of {pairs.pairs} kept; "
+        f"cross-encoder {pairs.cross_encoder}",
+        "context tokens": f"{tokens.tokens_a_query:.0f} a query, {tokens.tokens} in all",
+        "measured": f"{by.queries} queries in {by.shards} shards, {by.pairs_read} model pairs, in {by.seconds:.1f} s",
+    }
+    OUT.print(
+        f"{estimate.log_lines} log lines, {estimate.distinct_queries} distinct queries, {estimate.dead_letters} "
+        f"dead letters; snapshot {estimate.snapshot_id}, {estimate.workers} workers",
+        highlight=False,
+    )
+    for name, text in said.items():
+        OUT.print(f"{name}: {text}", markup=False, highlight=False)
+    for note in estimate.notes:
+        OUT.print(f"note: {note}", markup=False, highlight=False)
 
 
 def show_letters(letters: Sequence[DeadLetter]) -> None:
@@ -192,6 +230,50 @@ def show_collected(collected: Collected, *, dry_run: bool) -> None:
     OUT.print(f"{files} files, {size}: {'nothing is removed in a dry run' if dry_run else 'removed'}", highlight=False)
     if collected.unfinished:
         OUT.print(f"{collected.unfinished} unfinished files of killed writers removed", highlight=False)
+
+
+def show_cost(rows: Sequence[CostRow], total: Mapping[str, float]) -> None:
+    """One row a model and outcome, then the sum."""
+    table = _table(None)
+    for name in ("model", "outcome", "calls", "tokens", "estimated", "cost"):
+        table.add_column(name, justify="left" if name in {"model", "outcome"} else "right")
+    for row in rows:
+        numbers = (str(row.calls), str(row.tokens), str(row.estimated_tokens), f"{row.cost:.6f}")
+        table.add_row(escape(row.model), row.outcome, *numbers)
+    if rows:
+        OUT.print(table)
+    OUT.print(f"{total['calls']} calls, {total['tokens']} tokens, cost {total['cost']:.6f}", highlight=False)
+
+
+def show_calibration(found: Calibration, run_id: str, precision: float) -> None:
+    """The bands on the held-out half with the limits of now and with those proposed, and the words that set them."""
+    for title, limits, bands in (
+        ("now", found.now, found.bands_now),
+        ("proposed", found.limits, found.proposed_bands),
+    ):
+        table = _table(f"Bands on the held-out half, {title}: upper {limits.upper:g}, lower {limits.lower:g}")
+        for name in ("band", "labelled", "relevant", "precision", "95 %", "recall", "95 %"):
+            table.add_column(name, justify="left" if name == "band" else "right")
+        for grade, band in bands.items():
+            shown = [text for ratio in (band.precision, band.recall) for text in _ratio(ratio)]
+            table.add_row(grade, str(band.passages), str(band.relevant), *shown)
+        OUT.print(table)
+    for half, counts in (("chosen on", found.chosen_on), ("measured on", found.held_out)):
+        OUT.print(
+            f"{half} {counts['queries']} queries: {counts['relevant']} relevant and {counts['not_relevant']} other "
+            "labelled passages",
+            highlight=False,
+        )
+    if not found.reached:
+        OUT.print(f"note: no upper reaches a precision of {precision:g}; this one comes nearest", highlight=False)
+    OUT.print(f"dartflow rerun {run_id} {found.assignments}", markup=False, highlight=False)
+
+
+def _ratio(ratio: Ratio) -> tuple[str, str]:
+    """A share and its interval."""
+    if ratio.share is None:
+        return "-", "-"
+    return f"{ratio.share:.3f}", f"{ratio.low:.2f} to {ratio.high:.2f}"
 
 
 def size_of(count: int) -> str:

@@ -22,8 +22,9 @@ from contracts.params import Params
 from flows.defaults import DEFAULT_STORE, PREFIX
 from loading.corpus_file import CorpusParams
 from loading.query_log import QueryLogParams
-from models.cross_encoder import CrossEncoderParams
+from models.cross_encoder_settings import CrossEncoderParams
 from models.embedder import EmbedderParams
+from models.grader_settings import GraderParams
 from stages.blended_rerank import Params as BlendedRerankParams
 from stages.context import Params as ContextParams
 from stages.crag_grading import Params as CragGradingParams
@@ -36,6 +37,9 @@ from stages.rrf_merge import Params as RrfMergeParams
 from stages.sparse_search import Params as SparseSearchParams
 
 Share = Annotated[float, Ge(0), Le(1)]
+
+# Settings that say where a secret is: what is refused may be the secret itself.
+_SECRETS = frozenset({"grader.keys", "grader.base_url"})
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 
@@ -136,6 +140,7 @@ class Settings(Params):
     query_log: QueryLogParams = Field(default_factory=QueryLogParams)
     embedder: EmbedderParams = Field(default_factory=EmbedderParams)
     cross_encoder: CrossEncoderParams = Field(default_factory=CrossEncoderParams)
+    grader: GraderParams = Field(default_factory=GraderParams)
     run: RunParams = Field(default_factory=RunParams)
     executor: ExecutorParams = Field(default_factory=ExecutorParams)
     oversample: OversampleParams = Field(default_factory=OversampleParams)
@@ -203,7 +208,7 @@ def validated(tree: Mapping[str, Any]) -> Settings:
         raise ConfigurationError(
             f"setting {path}",
             "is not possible",
-            got=repr(first.get("input")),
+            got="something else, which is not shown" if path in _SECRETS else repr(first.get("input")),
             want=first["msg"],
             next_step="Correct the value; config/dartflow.yaml lists every setting.",
         ) from error

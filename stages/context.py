@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,21 @@ import pyarrow.compute as pc
 import re2
 
 from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
-from contracts.evidence import Context
+from contracts.evidence import Context, Share
 from contracts.manifest import Account
 from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
 from corpus.compiled import kernel
 from corpus.corpus import Corpus
+from corpus.strips import Span, first_characters, kept_spans, recomposed
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
 # What is cited of a stage's ranking.
 _CITED = ("query_id", "candidates.rank", "candidates.chunk_id", "candidates.score")
+
+# How the reason of a restored passage names who graded it.
+_BECAUSE_OF = {"score": "with score", "llm": "by the llm, with score", "file": "by the file of grades, with score"}
 
 # RE2's own \w and \s know ASCII alone. One engine counts (in Arrow) and cuts (in Python).
 _TOKEN = r"[\p{L}\p{M}\p{N}_]+|[^\p{L}\p{M}\p{N}_\p{Z}\p{Cc}]"  # noqa: S105 - a pattern, not a password
@@ -37,9 +42,19 @@ class Params(BaseParams):
             that is not a space, so that a model's own tokeniser counts more, and far more in scripts
             without spaces. At 1 the context is a single word; small budgets keep a passage of each
             required family first; beyond the length of all passages the budget does nothing.
+        strips: whether passages are cut into strips, of which those without enough of the question are left
+            out before the budget is spent; `spans` then says what is shown. Off: a passage is shown whole,
+            since an answer may share no word with its question (docs/decisions/016-strips-are-off.md).
+        strip_sentences: of a strip, >= 1. At 1 a strip easily loses what its pronouns stand for; beyond the
+            length of a passage nothing is left out.
+        strip_overlap: the share of the question's terms that a strip must have to stay, in [0, 1]. At 0
+            nothing is left out; at 1 nearly always all but the best strip, which every passage keeps.
     """
 
     token_budget: Count = 4000
+    strips: bool = False
+    strip_sentences: Count = 3
+    strip_overlap: Share = 0.2
 
 
 @kernel
@@ -203,7 +218,7 @@ def context_table(
     restorable = ~kept & incorrect & selected
     present, restored_for = restore_families(graded.offsets, required.lengths, passages.serves, kept, restorable, slots)
     offered = passages.take(present)
-    texts = corpus.column("text").take(pa.array(offered.rows, pa.int64()))
+    texts, spans = _refined(offered, queries, corpus, params)
     tokens = count_tokens(texts)
     admitted = admit_within_budget(offered.offsets(len(queries)), offered.leads(), tokens, params.token_budget)
 
@@ -217,7 +232,10 @@ def context_table(
         "blended_rerank": blended_rerank,
     }
     values = {
-        **_source_fields(final.rows, _shortened(texts.filter(pa.array(fits)), tokens[fits], admitted[fits]), corpus),
+        **_source_fields(final.rows, corpus),
+        **_text_fields(
+            texts.filter(pa.array(fits)), list(compress(spans, fits)), admitted[fits] < tokens[fits], admitted[fits]
+        ),
         **_grading_fields(final, graded, required, restored_for),
         "rescued": _cited(family_rescue, ("rescued",), final, corpus)["rescued"].fill_null(False),
     }
@@ -257,38 +275,60 @@ def _serves(graded: Ragged, required: Ragged) -> Array:
     return serves
 
 
-def _shortened(texts: pa.Array, tokens: IntArray, admitted: IntArray) -> pa.Array:
-    """The texts, those admitted in part cut on a token border."""
-    cut = admitted < tokens
+def _refined(
+    offered: _Passages, queries: pa.Table, corpus: Corpus, params: Params
+) -> tuple[pa.Array, list[list[Span]]]:
+    """The text of each passage that is offered, and the spans of its chunk that it consists of."""
+    texts = corpus.column("text").take(pa.array(offered.rows, pa.int64()))
+    if not params.strips:
+        return texts, [[(0, length)] for length in pc.utf8_length(texts).to_pylist()]
+    # The raw text of whichever line came first: its terms are those of the normalised text.
+    questions, whole = queries.column("text").to_pylist(), texts.to_pylist()
+    spans = [
+        kept_spans(questions[query], text, corpus.tokeniser, params.strip_sentences, params.strip_overlap)
+        for query, text in zip(offered.queries, whole, strict=True)
+    ]
+    shown = [recomposed(text, kept) for text, kept in zip(whole, spans, strict=True)]
+    return pa.array(shown, pa.string()), spans
+
+
+def _text_fields(texts: pa.Array, spans: list[list[Span]], cut: Array, admitted: IntArray) -> dict[str, Any]:
+    """The texts with their spans, those admitted in part cut on a token border."""
     places = np.flatnonzero(cut)
     parts = [cut_text(texts[int(place)].as_py(), int(admitted[place])) for place in places]
-    return pc.replace_with_mask(texts, pa.array(cut), pa.array(parts, pa.string()))
+    for place, part in zip(places, parts, strict=True):
+        spans[place] = first_characters(spans[place], len(part))
+    borders = np.array([border for some in spans for border in some], dtype=np.int32).reshape(-1, 2)
+    offsets = offsets_from_lengths(np.array([len(some) for some in spans], dtype=np.int64))
+    return {
+        "text": pc.replace_with_mask(texts, pa.array(cut), pa.array(parts, pa.string())),
+        "span_start": borders[offsets[:-1], 0],
+        "span_end": borders[offsets[1:] - 1, 1],
+        "spans": Ragged(offsets, {"start": borders[:, 0], "end": borders[:, 1]}),
+    }
 
 
-def _source_fields(rows: IntArray, texts: pa.Array, corpus: Corpus) -> dict[str, Any]:
+def _source_fields(rows: IntArray, corpus: Corpus) -> dict[str, Any]:
     """Where each passage comes from."""
     places = pa.array(rows, pa.int64())
     names = ("chunk_id", "source", "document_id", "title", "version", "authority_tier")
-    return {
-        **{name: corpus.column(name).take(places) for name in names},
-        "text": texts,
-        "span_start": np.zeros(len(rows), dtype=np.int32),
-        "span_end": pc.utf8_length(texts),
-    }
+    return {name: corpus.column(name).take(places) for name in names}
 
 
 def _grading_fields(final: _Passages, graded: Ragged, required: Ragged, restored_for: IntArray) -> dict[str, Any]:
     """What grading said of each passage, and why it came back if it did."""
     places = pa.array(final.places, pa.int64())
-    fields = {name: graded.values[name].take(places) for name in ("rank", "score", "grade", "origin", "families")}
+    names = ("rank", "score", "grade", "graded_by", "origin", "families")
+    fields = {name: graded.values[name].take(places) for name in names}
     family = restored_for[final.places]
     because: list[str | None] = [None] * len(final.rows)
     for place in np.flatnonzero(family >= 0):
         name = required.values[int(required.offsets[final.queries[place]] + family[place])].as_py()
-        score = fields["score"][int(place)].as_py()
-        because[place] = f"No other passage serves the required family {name}; graded incorrect with score {score:.3g}."
+        score, by = fields["score"][int(place)].as_py(), _BECAUSE_OF[fields["graded_by"][int(place)].as_py()]
+        because[place] = f"No other passage serves the required family {name}; graded incorrect {by} {score:.3g}."
     return {
         "grade": fields["grade"],
+        "graded_by": fields["graded_by"],
         "origin": fields["origin"],
         "families": fields["families"],
         "crag_grading_rank": fields["rank"],

@@ -25,11 +25,15 @@ from corpus.corpus import Corpus, KeywordSearch
 from corpus.scope import Scopes
 from corpus.tokeniser import words
 from models.cross_encoder import CrossEncoder, probabilities
+from models.grader import Grade, Grader, Pair, decided_grades, given_grades
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
 # A grade is an int8 code, its place here: the strongest grade of a query is the largest code.
 _GRADES = pa.array(["incorrect", "ambiguous", "correct"])
 _INCORRECT, _CORRECT = 0, 2
+_CODES: dict[Grade, int] = {"incorrect": 0, "ambiguous": 1, "correct": 2}
+_GRADERS = pa.array(["score", "llm", "file"])
+_SCORE, _LLM, _FILE = 0, 1, 2
 _ORIGINS = pa.array(["selected", "next_ranked", "corrective"])
 _SELECTED, _NEXT_RANKED, _CORRECTIVE = 0, 1, 2
 _LEFT, _KEPT, _UNUSABLE, _USABLE = 0, 1, 2, 3
@@ -42,18 +46,20 @@ class Params(BaseParams):
     """Settings of crag_grading.
 
     Attributes:
-        enabled: False is a stated pass-through: every selected passage is graded and kept, nothing is
-            filled in or searched, and `corrective_outcome` reads `disabled`.
+        enabled: False is a stated pass-through: every selected passage is graded by its score and kept, no
+            grader is asked, nothing is filled in or searched, and `corrective_outcome` reads `disabled`.
         upper: a passage is correct from this score on, in [lower, 1]. At `lower` nothing is ambiguous;
             at 1 next to nothing is correct, so that nearly every query is searched again.
         lower: a passage is incorrect below this score, in [0, upper]. At 0 no passage ever leaves; at
-            `upper` every passage that is not correct leaves.
+            `upper` every passage that is not correct leaves. Beyond the selection no grader is asked of
+            one that is incorrect by its score.
         corrective_depth: how many hits the corrective search looks at, >= 1. At 1 its best hit alone;
             deeper reaches past hits that have been considered already.
         corrective_terms: how many of its rarest terms the rewritten query keeps, >= 1. At 1 the rarest
             term alone; at the length of the query only terms unknown to the corpus are dropped.
         corrective_limit: how many new hits of the corrective search are graded, >= 1: each costs a call
-            of the cross-encoder. Hits beyond `corrective_depth` never are.
+            of the cross-encoder, and one of the grader if its score lets it pass. Hits beyond
+            `corrective_depth` never are.
     """
 
     enabled: bool = True
@@ -214,6 +220,7 @@ class _Passages:
     rows: IntArray
     scores: Array
     grades: Array
+    graders: Array
     kept: Array
     origins: Array
     families: pa.ListArray
@@ -224,7 +231,7 @@ class _Passages:
         order = np.argsort(np.concatenate([part.queries for part in parts]), kind="stable")
         numbers = {
             name: np.concatenate([getattr(part, name) for part in parts])[order]
-            for name in ("queries", "rows", "scores", "grades", "kept", "origins")
+            for name in ("queries", "rows", "scores", "grades", "graders", "kept", "origins")
         }
         lists = pa.concat_arrays([part.families.cast(pa.list_(pa.string())) for part in parts])
         return cls(**numbers, families=lists.take(pa.array(order, pa.int64())))
@@ -242,6 +249,7 @@ class _Shard:
     and `near_duplicate` are as `fill_slots` takes them.
     """
 
+    query_ids: list[str]
     texts: list[str]
     scopes: Scopes
     shapes: pa.Array
@@ -254,12 +262,12 @@ class _Shard:
     rows: IntArray
     corpus: Corpus
     cross_encoder: CrossEncoder | None
+    grader: Grader | None
     params: Params
 
     def known_scores(self) -> Array:
         """(candidates,) float64: the score that blended_rerank leaves, NaN where the model was not asked."""
-        ranking = self.ranking
-        return np.where(self.by_model[ranking.rows], ranking.numpy("cross_encoder"), ranking.numpy("score"))
+        return self.ranking.numpy("absolute_score")
 
     def new_scores(self, queries: IntArray, rows: IntArray) -> Array:
         """(pairs,) float64 in [0, 1]: the model's in one batch call, or the blended score without fusion.
@@ -285,9 +293,36 @@ class _Shard:
             scores[~for_model] = self.lexical_weight[queries[~for_model]] * overlap
         return scores
 
-    def grades(self, scores: Array) -> Array:
-        """(passages,) int8 grades under the limits of this run."""
-        return grade_scores(scores, self.params.lower, self.params.upper)
+    def known_grades(self, queries: IntArray, rows: IntArray, scores: Array) -> tuple[Array, Array]:
+        """Grades that cost nothing, and who gave each: people where they have decided, else the limits of this run.
+
+        Returns:
+            (passages,) int8 grades and (passages,) int8 graders.
+        """
+        grades = grade_scores(scores, self.params.lower, self.params.upper)
+        graders = np.full(len(rows), _SCORE, dtype=np.int8)
+        if self.grader is not None and self.params.enabled:
+            for place, grade in enumerate(decided_grades(self.grader, *self.names(queries, rows))):
+                if grade is not None:
+                    grades[place], graders[place] = _CODES[grade], _FILE
+        return grades, graders
+
+    def ask_grader(self, queries: IntArray, rows: IntArray, wanted: Array, grades: Array, graders: Array) -> None:
+        """Puts in the grader's grades for the wanted passages that nobody has decided, where it has a say: one call."""
+        places = np.flatnonzero(wanted & (graders == _SCORE))
+        if self.grader is None or not len(places) or not self.params.enabled:
+            return
+        query_ids, chunk_ids = self.names(queries[places], rows[places])
+        asked = [self.texts[query] for query in queries[places]]
+        texts = self.corpus.passage_texts(rows[places])
+        pairs = [Pair(*parts) for parts in zip(query_ids, chunk_ids, asked, texts, strict=True)]
+        for place, grade in zip(places, given_grades(self.grader, pairs), strict=True):
+            if grade is not None:
+                grades[place], graders[place] = _CODES[grade], _LLM
+
+    def names(self, queries: IntArray, rows: IntArray) -> tuple[list[str], list[str]]:
+        """The query ids and the chunk ids of passages."""
+        return [self.query_ids[query] for query in queries], self.corpus.ids(rows).to_pylist()
 
     def coming_up(
         self, graded: _Passages, queries: IntArray, rows: IntArray, usable: Array, room: Array, limit: int = _NO_BOUND
@@ -315,18 +350,13 @@ class _Shard:
         )
         return comes_up[len(graded.rows) :]
 
-    def ranked(self, places: IntArray, scores: Array, kept: Array, origin: int) -> _Passages:
-        """Some of the ranked candidates as graded passages."""
+    def ranked(self, places: IntArray, scores: Array, grades: Array, graders: Array, origin: int) -> _Passages:
+        """Some of the ranked candidates as graded passages; those that are not incorrect are kept."""
         families = self.ranking.values["families"].take(pa.array(places, pa.int64()))
-        return _Passages(
-            self.ranking.rows[places],
-            self.rows[places],
-            scores,
-            self.grades(scores),
-            kept,
-            np.full(len(places), origin),
-            families,
-        )
+        kept = (grades > _INCORRECT) | (not self.params.enabled)
+        origins = np.full(len(places), origin)
+        queries, rows = self.ranking.rows[places], self.rows[places]
+        return _Passages(queries, rows, scores, grades, graders, kept, origins, families)
 
 
 def crag_grading_table(
@@ -337,10 +367,19 @@ def crag_grading_table(
     corpus: Corpus,
     keyword_search: KeywordSearch,
     cross_encoder: CrossEncoder | None,
+    grader: Grader | None,
     plan: EvidencePlan | None,
     params: Params,
 ) -> StageOutput:
     """Grades the selection, fills the slots of incorrect passages, and searches once where nothing is correct.
+
+    A grade is people's where they have decided, else the grader's where it was asked and has a say, else that of
+    the score. The grader is asked at most three times a shard: of the selection, of the next-ranked candidates
+    that come up for a free slot by their score, and of the corrective hits that pass by theirs. A slot whose
+    candidate it refuses stays free for the hits; what it was asked of stays as it answered, so that nothing is
+    asked in a circle. No grade is made up for an answer that did not come: its error stops the shard.
+
+    Only queries with a free slot are searched again: a hit could not come in anywhere else.
 
     A fill never breaks `max_per_document` or `near_duplicate` of blended_rerank, not even where a slot stays
     empty for it. Kept passages count, in the order in which they came; an incorrect one that left does not,
@@ -351,6 +390,7 @@ def crag_grading_table(
     """
     ranking = ragged(blended_rerank, "candidates")
     shard = _Shard(
+        query_ids=queries.column("query_id").to_pylist(),
         texts=queries.column("normalised_text").to_pylist(),
         scopes=Scopes.of(queries),
         shapes=column(family_rescue, "shape"),
@@ -363,6 +403,7 @@ def crag_grading_table(
         rows=corpus.rows(ranking.values["chunk_id"]),
         corpus=corpus,
         cross_encoder=cross_encoder,
+        grader=grader,
         params=params,
     )
     count = len(queries)
@@ -372,7 +413,10 @@ def crag_grading_table(
     outcomes = ["not_needed" if params.enabled else "disabled"] * count
     if params.enabled:
         graded = _Passages.joined([graded, _next_ranked(shard, graded)])
-        asking = np.flatnonzero(before < _CORRECT)
+        free = graded.room(shard.slots) > 0
+        for query in np.flatnonzero((before < _CORRECT) & ~free):
+            outcomes[query] = "no_room"
+        asking = np.flatnonzero((before < _CORRECT) & free)
         rewritten = rewrite_queries([shard.texts[query] for query in asking], corpus, params.corrective_terms)
         hits = keyword_search.search(rewritten, shard.scopes.take(asking), params.corrective_depth)
         found = _corrective(shard, graded, asking[hits.rows], hits.values["row"], plan)
@@ -393,30 +437,40 @@ def crag_grading_table(
         },
     )
     searched = Counter(outcome for outcome in outcomes if outcome in {"ok", "no_match"})
-    return StageOutput(table, _account(shard, graded), {"corrective_search": searched} if searched else {})
+    calls = {"corrective_search": searched} if searched else {}
+    if grader is not None:
+        calls["graded_by"] = Counter(_GRADERS.take(pa.array(graded.graders)).to_pylist())
+    return StageOutput(table, _account(shard, graded), calls)
 
 
 def _selected(shard: _Shard) -> _Passages:
-    """The selection in its order; a passage that the model was not asked about is sent to it now."""
+    """The selection in its order; a passage that the model was not asked about is sent to it now.
+
+    All of it goes to the grader, whatever its score.
+    """
     places = as_numpy(pc.fill_null(shard.ranking.values["selected_rank"], 0))
     order = np.lexsort((places, shard.ranking.rows))
     chosen = order[places[order] > 0]
     scores = shard.known_scores()[chosen]
     unknown = np.isnan(scores)
     scores[unknown] = shard.new_scores(shard.ranking.rows[chosen[unknown]], shard.rows[chosen[unknown]])
-    kept = (shard.grades(scores) > _INCORRECT) | (not shard.params.enabled)
-    return shard.ranked(chosen, scores, kept, _SELECTED)
+    queries, rows = shard.ranking.rows[chosen], shard.rows[chosen]
+    grades, graders = shard.known_grades(queries, rows, scores)
+    shard.ask_grader(queries, rows, np.ones(len(rows), dtype=bool), grades, graders)
+    return shard.ranked(chosen, scores, grades, graders, _SELECTED)
 
 
 def _next_ranked(shard: _Shard, selected: _Passages) -> _Passages:
     """Candidates behind the selection, in rank order until the slots are full; only those with a known score."""
     scores = shard.known_scores()
     options = np.flatnonzero(~np.isnan(scores))
-    usable = shard.grades(scores[options]) > _INCORRECT
-    queries = shard.ranking.rows[options]
-    considered = shard.coming_up(selected, queries, shard.rows[options], usable, selected.room(shard.slots))
+    queries, rows = shard.ranking.rows[options], shard.rows[options]
+    grades, graders = shard.known_grades(queries, rows, scores[options])
+    usable = grades > _INCORRECT
+    considered = shard.coming_up(selected, queries, rows, usable, selected.room(shard.slots))
+    shard.ask_grader(queries, rows, considered & usable, grades, graders)
     options = options[considered]
-    return shard.ranked(options, scores[options], usable[considered], _NEXT_RANKED)
+    return shard.ranked(options, scores[options], grades[considered], graders[considered], _NEXT_RANKED)
 
 
 def _corrective(
@@ -427,16 +481,17 @@ def _corrective(
     A hit that would break a bound beside what is kept already is not read; one that would beside an
     earlier hit has been read by then, and is graded but not kept.
     """
-    unread = np.zeros(len(rows), dtype=bool)  # takes no slot yet, so that full queries are searched too
+    unread = np.zeros(len(rows), dtype=bool)  # takes no slot yet
     room = np.ones(len(shard.texts), dtype=np.int64)
     new = shard.coming_up(graded, queries, rows, unread, room, min(shard.params.corrective_limit, _NO_BOUND))
     queries, rows = queries[new], rows[new]
     scores = shard.new_scores(queries, rows)
-    grades = shard.grades(scores)
+    grades, graders = shard.known_grades(queries, rows, scores)
+    shard.ask_grader(queries, rows, grades > _INCORRECT, grades, graders)
     usable = grades > _INCORRECT
     kept = usable & shard.coming_up(graded, queries, rows, usable, graded.room(shard.slots))
     families = _families_by_plan(queries, rows, shard.shapes, plan, shard.corpus)
-    return _Passages(queries, rows, scores, grades, kept, np.full(len(rows), _CORRECTIVE), families)
+    return _Passages(queries, rows, scores, grades, graders, kept, np.full(len(rows), _CORRECTIVE), families)
 
 
 def _families_by_plan(
@@ -464,6 +519,7 @@ def _candidates(graded: _Passages, count: int, corpus: Corpus) -> Ragged:
         "chunk_id": corpus.ids(graded.rows),
         "score": graded.scores,
         "grade": _GRADES.take(pa.array(graded.grades)),
+        "graded_by": _GRADERS.take(pa.array(graded.graders)),
         "kept": graded.kept,
         "origin": _ORIGINS.take(pa.array(graded.origins)),
         "families": graded.families,
@@ -508,8 +564,7 @@ STAGE = Stage(
             "near_duplicate",
             "lexical_weight",
             "candidates.chunk_id",
-            "candidates.score",
-            "candidates.cross_encoder",
+            "candidates.absolute_score",
             "candidates.families",
             "candidates.selected_rank",
         ),
@@ -517,11 +572,12 @@ STAGE = Stage(
     writes=GradedSelection,
     params=Params,
     run=crag_grading_table,
-    needs=("corpus", "keyword_search", "cross_encoder", "plan"),
+    needs=("corpus", "keyword_search", "cross_encoder", "grader", "plan"),
     success=(SAME_QUERIES, SuccessCheck("no query keeps more passages than it has slots", _over_full)),
     on_partial_failure=(
-        "A cross-encoder that fails, fails the shard: a passage is never called incorrect because nobody read it. "
-        "Other shards stand, and the failed one is run again."
+        "A cross-encoder or grader that fails, fails the shard: a passage is never called incorrect because nobody "
+        "read it, nor correct. Other shards stand, and the failed one is run again; a query whose passage the grader "
+        "cannot grade becomes a dead letter."
     ),
     known_failure=(
         "A model of one language gives passages of another low scores: whole languages turn up as `incorrect` with "

@@ -30,12 +30,15 @@ class TableCrossEncoder:
         return np.array([self.logits.get(pair, self.default) for pair in pairs], dtype=np.float32)
 
 
-def resources_of(corpus: Corpus, plan: EvidencePlan | None = None, cross_encoder: Any = None) -> dict[str, Any]:
+def resources_of(
+    corpus: Corpus, plan: EvidencePlan | None = None, cross_encoder: Any = None, grader: Any = None
+) -> dict[str, Any]:
     """What stages may name in `needs`, over an in-memory corpus."""
     return {
         "corpus": corpus,
         "keyword_search": corpus.keyword_search(1.5, 0.75, 0.25),
         "cross_encoder": cross_encoder,
+        "grader": grader,
         "plan": plan,
     }
 

@@ -17,6 +17,8 @@ from contracts.candidates import Candidates, FusedRanking, KeywordRanking, Selec
 from contracts.evidence import GradedSelection, RerankedRanking, RescuedRanking
 from contracts.table import Row, check_table, schema
 from corpus.corpus import Corpus
+from corpus.strips import cut_into_strips, first_characters, kept_spans, recomposed
+from corpus.tokeniser import Tokeniser, TokeniserParams
 from stages.context import STAGE, Params, admit_within_budget, count_tokens, cut_text, restore_families
 from stages.stage import StageOutput
 from tests.corpora import make_corpus, make_queries
@@ -26,7 +28,7 @@ def graded(chunk_id: str, grade: str, *families: str, kept: bool | None = None, 
     """A graded passage; unless told, it is kept when not incorrect."""
     score = {"correct": 0.9, "ambiguous": 0.3, "incorrect": 0.0312}[grade]
     kept = grade != "incorrect" if kept is None else kept
-    defaults = {"score": score, "origin": "selected"}
+    defaults = {"score": score, "origin": "selected", "graded_by": "score"}
     return {"chunk_id": chunk_id, "grade": grade, "kept": kept, "families": list(families), **defaults, **rest}
 
 
@@ -52,6 +54,7 @@ def make_inputs(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Table]:
         "rerank_status": "cross_encoder",
         "max_per_document": None,
         "near_duplicate": None,
+        "spread": False,
         "lexical_weight": 0.3,
     }
     crag = {"action_before": "ambiguous", "corrective_query": None, "corrective_outcome": "not_needed"}
@@ -310,13 +313,13 @@ def full_citations() -> dict[str, Any]:
             for one, score in (("c", 0.03), ("b", 0.02), ("a", 0.01))
         ],
         "family_rescue": [
-            {"chunk_id": "a", "score": 0.01, "families": [], "rescued": False},
-            {"chunk_id": "c", "score": 0.0, "families": ["policy"], "rescued": True},
+            {"chunk_id": "a", "score": 0.01, "families": [], "family_ranks": [], "rescued": False},
+            {"chunk_id": "c", "score": 0.0, "families": ["policy"], "family_ranks": [1], "rescued": True},
         ],
         "blended_rerank": [
             {
                 "chunk_id": one, "score": score, "cross_encoder": None, "retrieval": 0.0, "lexical": 0.0,
-                "exact_bonus": 0.0, "families": [], "rescued": False, "selected_rank": None,
+                "exact_bonus": 0.0, "absolute_score": score, "families": [], "rescued": False, "selected_rank": None,
             }
             for one, score in (("b", 0.9), ("a", 0.8), ("c", 0.7))
         ],
@@ -337,7 +340,8 @@ def test_every_passage_cites_its_source_and_rank_and_score_of_every_stage() -> N
         {
             "rank": 1, "chunk_id": "c", "source": "policies/c.md", "document_id": "doc-c", "title": "Title c",
             "version": "v2", "authority_tier": 1, "text": "text c", "span_start": 0, "span_end": 6,
-            "families": ["policy"], "origin": "selected", "grade": "correct", "restored": False,
+            "spans": [{"start": 0, "end": 6}], "families": ["policy"], "origin": "selected", "grade": "correct",
+            "graded_by": "score", "restored": False,
             "restored_because": None, "oversample_rank": 2, "oversample_score": 0.5, "greedy_selection_rank": 1,
             "greedy_selection_score": 1.5, "sparse_search_rank": 2, "sparse_search_score": 8.0,
             "rrf_merge_rank": 1, "rrf_merge_score": 0.03, "rescued": True, "blended_rerank_rank": 3,
@@ -346,7 +350,8 @@ def test_every_passage_cites_its_source_and_rank_and_score_of_every_stage() -> N
         {
             "rank": 2, "chunk_id": "a", "source": "policies/a.md", "document_id": "doc-a", "title": "Title a",
             "version": "v2", "authority_tier": 1, "text": "text a", "span_start": 0, "span_end": 6,
-            "families": [], "origin": "selected", "grade": "ambiguous", "restored": False,
+            "spans": [{"start": 0, "end": 6}], "families": [], "origin": "selected", "grade": "ambiguous",
+            "graded_by": "score", "restored": False,
             "restored_because": None, "oversample_rank": 1, "oversample_score": 0.75, "greedy_selection_rank": 2,
             "greedy_selection_score": None, "sparse_search_rank": 3, "sparse_search_score": -1.0,
             "rrf_merge_rank": 3, "rrf_merge_score": 0.01, "rescued": False, "blended_rerank_rank": 2,
@@ -554,3 +559,100 @@ def test_counting_and_cutting_agree_with_a_walk_over_the_characters(text: str, b
     assert text.startswith(cut)
     assert tokens_slowly(cut) == tokens[:budget]
     assert cut.endswith(tokens[:budget][-1]) if tokens else cut == "", "nothing trails the last token"
+
+
+PLAIN = Tokeniser(TokeniserParams(language="none", stop_words="none"))
+STORY = "Refunds take 3.5 days. Ask e.g. the desk!  Who pays? \n\n- a form\n- a parcel\nIt is late."
+
+
+def strips_of(text: str, sentences: int) -> list[str]:
+    return [text[start:end] for start, end in cut_into_strips(text, sentences)]
+
+
+def test_a_text_is_cut_behind_its_sentences_and_lines() -> None:
+    assert strips_of(STORY, 1) == [
+        "Refunds take 3.5 days. ", "Ask e.g. ", "the desk!  ", "Who pays? \n\n", "- a form\n", "- a parcel\n",
+        "It is late.",
+    ]  # fmt: skip
+    assert strips_of(STORY, 3)[1:] == ["Who pays? \n\n- a form\n- a parcel\n", "It is late."]
+    assert strips_of(STORY, 99) == [STORY]
+    assert strips_of("He said “no.” She left… and 日本。東京。", 1) == [
+        "He said “no.” ",
+        "She left… ",
+        "and 日本。",
+        "東京。",
+    ]
+    assert strips_of("  \n one", 1) == ["  \n one"], "space alone is no sentence"
+
+
+def test_strips_with_enough_of_the_question_stay_in_their_order() -> None:
+    def left(question: str, sentences: int = 1, overlap: float = 0.5) -> list[str]:
+        return [STORY[start:end] for start, end in kept_spans(question, STORY, PLAIN, sentences, overlap)]
+
+    assert left("parcel refunds") == ["Refunds take 3.5 days.", "- a parcel"]
+    assert left("a form parcel") == ["- a form\n- a parcel"], "neighbours are one span"
+    assert left("late zebra lion", overlap=0.9) == ["It is late."], "the best stays although it has too little"
+    assert left("zebra") == ["Refunds take 3.5 days."], "of equal ones the first"
+    assert left("zebra", overlap=0.0) == [STORY], "of which all is left is left as it is"
+    assert left("?!") == [STORY], "a question without terms tells nothing"
+
+
+def test_strips_cite_the_spans_that_are_shown() -> None:
+    text = "The weather is fine. Refunds take days. Nobody knows. A refund needs a form. The end."
+    corpus = make_corpus([{"chunk_id": "a", "text": text}], language="english")
+    settings_of = {"strips": True, "strip_sentences": 1, "strip_overlap": 0.5}
+    row = {"text": "refund", "graded": [graded("a", "correct")]}
+    output = run(corpus, [row], **settings_of)
+    (passage,) = output.table.column("candidates")[0].as_py()
+    assert passage["text"] == "Refunds take days.\nA refund needs a form."
+    assert passage["spans"] == [{"start": 21, "end": 39}, {"start": 54, "end": 76}]
+    assert (passage["span_start"], passage["span_end"]) == (21, 76)
+    assert output.table.column("tokens").to_pylist() == [10]
+    # A budget cuts what is shown, and the spans with it.
+    (cut,) = run(corpus, [row], token_budget=6, **settings_of).table.column("candidates")[0].as_py()
+    assert (cut["text"], cut["spans"]) == (
+        "Refunds take days.\nA refund", [{"start": 21, "end": 39}, {"start": 54, "end": 62}],
+    )  # fmt: skip
+    (cut,) = run(corpus, [row], token_budget=2, **settings_of).table.column("candidates")[0].as_py()
+    assert (cut["text"], cut["spans"], cut["span_end"]) == ("Refunds take", [{"start": 21, "end": 33}], 33)
+
+
+def test_a_restored_passage_says_who_graded_it() -> None:
+    def reason(by: str) -> Any:
+        row = {"required": ["policy"], "graded": [graded("a", "incorrect", "policy", graded_by=by)]}
+        (passage,) = run(letters(), [row]).table.column("candidates")[0].as_py()
+        return passage["graded_by"], passage["restored_because"].rpartition("; ")[2]
+
+    assert reason("score") == ("score", "graded incorrect with score 0.0312.")
+    assert reason("llm") == ("llm", "graded incorrect by the llm, with score 0.0312.")
+    assert reason("file") == ("file", "graded incorrect by the file of grades, with score 0.0312.")
+
+
+TEXTS = st.text(st.sampled_from("ab. \n!é日。"), min_size=1, max_size=30).filter(str.strip)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, st.sets(st.sampled_from(["a", "b", "ab", "é", "日"])), st.integers(1, 3), st.integers(0, 4))
+def test_what_strips_show_is_in_the_chunk_and_in_order(
+    text: str, words: set[str], sentences: int, quarter: int
+) -> None:
+    strips = cut_into_strips(text, sentences)
+    assert "".join(text[start:end] for start, end in strips) == text
+    assert all(text[start:end].strip() for start, end in strips)
+    spans = kept_spans(" ".join(sorted(words)), text, PLAIN, sentences, quarter / 4)
+    assert spans
+    flat = [border for span in spans for border in span]
+    assert flat == sorted(flat)
+    assert flat[-1] <= len(text)
+    shown = recomposed(text, spans)
+    assert shown.split("\n") == "\n".join(text[start:end] for start, end in spans).split("\n")
+    for length in range(1, len(shown) + 1):
+        cut = first_characters(spans, length)
+        assert recomposed(text, cut) == shown[:length].removesuffix("\n") or shown[length - 1] == "\n"
+    # What is left out shares too little: no strip with enough of the question is lost.
+    for start, end in strips:
+        share = len(words & set(PLAIN.tokens(text[start:end]))) / len(words) if words else 1.0
+        inside = any(first <= start + 1 and start < last for first, last in spans) or any(
+            first < end and start < last for first, last in spans
+        )
+        assert inside or share < quarter / 4

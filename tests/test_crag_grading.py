@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contracts.columns import read_only
-from contracts.errors import ConfigurationError, ModelError
+from contracts.errors import ConfigurationError, ModelError, RefusedError, TransientError
 from contracts.evidence import EvidencePlan, Family, RerankedRanking, RescuedRanking, Shape
 from contracts.table import check_table, schema
 from corpus.corpus import Corpus
 from corpus.scope import Scope, Scopes
+from flows.quarantine import is_fault_of_data
+from models.file_grader import FileGrader
+from models.grader import Pair
 from stages.crag_grading import (
     STAGE,
     Params,
@@ -81,6 +84,18 @@ class HashedModel:
         return np.array([zlib.crc32(f"{q}|{p}".encode()) % 9 - 4 for q, p in pairs], dtype=np.float32)
 
 
+class HashedGrader:
+    """A grader whose grades depend on the pair alone; of some it has none."""
+
+    model_id = "hashed"
+
+    def grade(self, pairs: Sequence[Pair]) -> list[Any]:
+        return [self.of(pair.query, pair.passage) for pair in pairs]
+
+    def of(self, query: str, passage: str) -> Any:
+        return [None, "correct", "ambiguous", "incorrect"][zlib.crc32(f"{passage}|{query}".encode()) % 4]
+
+
 def candidate(chunk_id: str, score: float, *, model: float | None = None, place: int | None = None, **rest: Any) -> Any:
     """A blended candidate; its rank is given by its place in the list."""
     defaults = {"retrieval": 0.0, "lexical": 0.0, "exact_bonus": 0.0, "families": [], "rescued": False}
@@ -93,12 +108,16 @@ def reranked(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Blended rankings from rows that name at least their candidates."""
     defaults = {
         "rerank_status": "cross_encoder", "required": [], "slots": 2, "max_per_document": None, "near_duplicate": None,
-        "lexical_weight": 1.0,
+        "lexical_weight": 1.0, "spread": False,
     }  # fmt: skip
     made = []
     for number, row in enumerate(rows):
-        candidates = [{**one, "rank": rank} for rank, one in enumerate(row["candidates"], start=1)]
-        made.append({"query_id": f"q-{number:04d}", **defaults, **row, "candidates": candidates})
+        given = {"query_id": f"q-{number:04d}", **defaults, **row}
+        graded = "cross_encoder" if given["rerank_status"] == "cross_encoder" else "score"
+        candidates = [
+            {"absolute_score": one[graded], **one, "rank": rank} for rank, one in enumerate(row["candidates"], start=1)
+        ]
+        made.append({**given, "candidates": candidates})
     table = pa.Table.from_pylist(made, schema=schema(RerankedRanking))
     check_table(table, RerankedRanking, "blended_rerank")
     return table
@@ -115,6 +134,7 @@ def grade(
     rankings: Sequence[Mapping[str, Any]],
     *,
     model: Any = None,
+    grader: Any = None,
     shapes: Sequence[str | None] | None = None,
     plan: EvidencePlan | None = None,
     **settings_of: Any,
@@ -126,7 +146,9 @@ def grade(
         "blended_rerank": reranked(rankings),
     }
     keyword_search = corpus.keyword_search(1.5, 0.75, 0.25)
-    resources = {"corpus": corpus, "keyword_search": keyword_search, "cross_encoder": model, "plan": plan}
+    resources = {
+        "corpus": corpus, "keyword_search": keyword_search, "cross_encoder": model, "grader": grader, "plan": plan,
+    }  # fmt: skip
     return STAGE.checked_run(inputs, resources, Params(**(BANDS | settings_of)))
 
 
@@ -134,6 +156,9 @@ def passages(output: StageOutput, query: int = 0) -> list[tuple[str, str, bool, 
     """(chunk, grade, kept, origin) of each recorded passage of a query."""
     found = output.table.column("candidates")[query].as_py()
     return [(one["chunk_id"], one["grade"], one["kept"], one["origin"]) for one in found]
+
+
+REFUND = ReadByHand({("refund", "refund"): 0.9})
 
 
 def simple_corpus() -> Corpus:
@@ -418,13 +443,165 @@ def test_the_corrective_search_fills_what_the_ranking_leaves_free() -> None:
     assert families == {"c0": [], "c1": ["policy"], "c2": ["approval"], "c3": []}
 
 
-def test_a_corrective_hit_without_a_free_slot_is_graded_but_not_kept() -> None:
+def test_without_a_free_slot_nothing_is_searched_and_no_model_is_asked() -> None:
     corpus = make_corpus([{"chunk_id": "c0", "text": "weather"}, {"chunk_id": "c1", "text": "refund"}])
     ranking = {"slots": 1, "candidates": [candidate("c0", 0.2, model=0.2, place=1)]}
-    output = grade(corpus, ["refund"], [ranking], model=ReadByHand({("refund", "refund"): 0.9}))
-    assert passages(output) == [("c0", "ambiguous", True, "selected"), ("c1", "correct", False, "corrective")]
+    output = grade(corpus, ["refund"] * 2, [ranking, {**ranking, "slots": 2}], model=REFUND)
+    assert passages(output) == [("c0", "ambiguous", True, "selected")]
+    assert passages(output, 1) == [("c0", "ambiguous", True, "selected"), ("c1", "correct", True, "corrective")]
+    assert output.table.column("corrective_outcome").to_pylist() == ["no_room", "ok"]
+    assert output.table.column("corrective_query").to_pylist() == [None, "refund"]
+    assert output.calls == {"corrective_search": {"ok": 1}}
+    # Slots that the next-ranked have filled are full too.
+    behind = {"candidates": [candidate(f"c{n}", 0.9, model=chance, place=n + 1) for n, chance in ((0, 0.01), (1, 0.2))]}
+    behind["candidates"].append(candidate("c2", 0.8, model=0.2))
+    assert grade(simple_corpus(), ["text"], [behind], model=ReadByHand({})).table.column(
+        "corrective_outcome"
+    ).to_pylist() == ["no_room"]
+
+
+def test_a_corrective_hit_that_finds_the_slots_taken_is_graded_but_not_kept() -> None:
+    corpus = make_corpus([{"chunk_id": "c0", "text": "refund"}, {"chunk_id": "c1", "text": "refund refund"}])
+    model = ReadByHand({("refund", "refund"): 0.2, ("refund", "refund refund"): 0.9})
+    output = grade(corpus, ["refund"], [{"slots": 1, "candidates": []}], model=model)
+    assert passages(output) == [("c0", "ambiguous", True, "corrective"), ("c1", "correct", False, "corrective")]
     # The action is over what stays: a correct passage that found no room helps nobody.
     assert output.table.column("action").to_pylist() == ["ambiguous"]
+
+
+class Judge:
+    """A grader whose grades are written down by chunk; None for the others. It keeps what it was asked."""
+
+    model_id = "judge"
+
+    def __init__(self, grades: Mapping[str, Any]) -> None:
+        self.grades = grades
+        self.calls: list[list[str]] = []
+
+    def grade(self, pairs: Sequence[Pair]) -> list[Any]:
+        self.calls.append([pair.chunk_id for pair in pairs])
+        return [self.grades.get(pair.chunk_id) for pair in pairs]
+
+
+def by_whom(output: StageOutput, query: int = 0) -> list[tuple[str, str, str]]:
+    """(chunk, grade, graded by) of each recorded passage of a query."""
+    found = output.table.column("candidates")[query].as_py()
+    return [(one["chunk_id"], one["grade"], one["graded_by"]) for one in found]
+
+
+def selection(*chances: float, slots: int | None = None) -> dict[str, Any]:
+    """Selected candidates c0, c1 ... whom the model gives these probabilities."""
+    chosen = [candidate(f"c{n}", 0.9 - n / 100, model=chance, place=n + 1) for n, chance in enumerate(chances)]
+    return {"slots": slots or len(chances), "candidates": chosen}
+
+
+def test_the_grader_overrules_the_score_where_it_has_a_say() -> None:
+    judge = Judge({"c0": "incorrect", "c1": "correct"})
+    output = grade(
+        simple_corpus(), ["text"], [selection(0.9, 0.01, 0.3)], model=ReadByHand({}), grader=judge, corrective_limit=1
+    )
+    assert by_whom(output)[:3] == [("c0", "incorrect", "llm"), ("c1", "correct", "llm"), ("c2", "ambiguous", "score")]
+    row = output.table.to_pylist()[0]
+    assert [one["score"] for one in row["candidates"]] == [0.9, 0.01, 0.3], "the score stays the model's"
+    assert [one["kept"] for one in row["candidates"]] == [False, True, True]
+    assert (row["action_before"], row["action"]) == ("correct", "correct")
+    assert judge.calls == [["c0", "c1", "c2"]]
+    assert output.calls == {"graded_by": {"llm": 2, "score": 1}}
+
+
+def test_the_grader_reads_what_the_model_reads() -> None:
+    class Reader(Judge):
+        def grade(self, pairs: Sequence[Pair]) -> list[Any]:
+            self.read = list(pairs)
+            return [None] * len(pairs)
+
+    corpus = make_corpus([{"chunk_id": "c0", "text": "body", "title": "Head"}])
+    reader = Reader({})
+    query = {"text": "Why  ME", "normalised_text": "why me"}
+    grade(corpus, [query], [selection(0.9)], model=ReadByHand({}), grader=reader)
+    assert reader.read == [Pair("q-0000", "c0", "why me", "Head\nbody")]
+
+
+def test_the_next_ranked_are_asked_in_one_batch_of_those_that_come_up_for_a_slot_by_their_score() -> None:
+    ranking = selection(0.9, 0.01, 0.01, slots=3)
+    ranking["candidates"] += [
+        candidate("c3", 0.7, model=0.02), candidate("c4", 0.6, model=0.2), candidate("c5", 0.5, model=0.9),
+    ]  # fmt: skip
+    # Two slots come free. c3 is incorrect by its score and not asked; c4 is refused, and no third one is asked.
+    judge = Judge({"c1": "incorrect", "c2": "incorrect", "c4": "incorrect", "c5": "correct"})
+    corpus = make_corpus([{"chunk_id": f"c{n}", "text": f"number{n}"} for n in range(7)])
+    ranking["candidates"].append(candidate("c6", 0.4, model=0.9))
+    output = grade(corpus, ["zebra"], [ranking], model=ReadByHand({}), grader=judge)
+    assert judge.calls == [["c0", "c1", "c2"], ["c4", "c5"]]
+    assert by_whom(output)[3:] == [("c3", "incorrect", "score"), ("c4", "incorrect", "llm"), ("c5", "correct", "llm")]
+    assert [one[0] for one in passages(output) if one[2]] == ["c0", "c5"]
+
+
+def test_corrective_hits_that_pass_by_their_score_are_asked_in_one_batch() -> None:
+    refunds = [{"chunk_id": f"c{n}", "text": f"refund {'x ' * n}"} for n in range(4)]
+    corpus = make_corpus([*refunds, *({"chunk_id": f"d{n}", "text": f"weather {n}"} for n in range(9))])
+    texts = corpus.column("text").to_pylist()
+    model = ReadByHand({("refund", texts[n]): chance for n, chance in enumerate([0.2, 0.01, 0.9, 0.3])})
+    judge = Judge({"c0": "incorrect", "c1": "correct", "c2": "ambiguous"})
+    output = grade(corpus, ["refund"], [{"slots": 2, "candidates": []}], model=model, grader=judge)
+    assert judge.calls == [["c0", "c2", "c3"]]
+    assert by_whom(output) == [
+        ("c0", "incorrect", "llm"), ("c1", "incorrect", "score"), ("c2", "ambiguous", "llm"),
+        ("c3", "ambiguous", "score"),
+    ]  # fmt: skip
+    assert [one[0] for one in passages(output) if one[2]] == ["c2", "c3"]
+
+
+def test_decisions_of_people_come_before_the_grader_and_before_the_score() -> None:
+    ranking = selection(0.9, 0.01, slots=2)
+    ranking["candidates"] += [candidate("c2", 0.7, model=0.02), candidate("c3", 0.6, model=0.9)]
+    judge = Judge({"c0": "correct", "c1": "correct"})
+    decided = FileGrader(
+        {("q-0000", "c1"): "incorrect", ("q-0000", "c2"): "correct", ("q-0001", "c0"): "correct"}, judge
+    )
+    output = grade(simple_corpus(), ["text"], [ranking], model=ReadByHand({}), grader=decided)
+    # c2 is incorrect by its score, but somebody has read it: it takes the slot, and c3 never comes up.
+    assert by_whom(output) == [("c0", "correct", "llm"), ("c1", "incorrect", "file"), ("c2", "correct", "file")]
+    assert judge.calls == [["c0"]], "what people have decided is not asked again"
+    assert output.calls == {"graded_by": {"llm": 1, "file": 2}}
+    alone = FileGrader({("q-0000", "c0"): "incorrect"})
+    output = grade(simple_corpus(), ["zebra"], [selection(0.9, 0.9)], model=ReadByHand({}), grader=alone)
+    assert by_whom(output) == [("c0", "incorrect", "file"), ("c1", "correct", "score")]
+
+
+def test_switched_off_no_grader_is_asked() -> None:
+    judge = FileGrader({("q-0000", "c0"): "incorrect"}, Judge({"c1": "incorrect"}))
+    output = grade(simple_corpus(), ["text"], [selection(0.9, 0.2)], model=ReadByHand({}), grader=judge, enabled=False)
+    assert by_whom(output) == [("c0", "correct", "score"), ("c1", "ambiguous", "score")]
+
+
+def test_a_shard_without_passages_asks_no_grader() -> None:
+    judge = Judge({})
+    grade(simple_corpus(), ["zebra"], [{"candidates": []}], model=ReadByHand({}), grader=judge)
+    assert judge.calls == []
+
+
+@pytest.mark.parametrize(
+    "answer", [[], ["correct"] * 2, ["true"], [True], ["Correct"]], ids=["none", "two", "word", "bool", "capital"]
+)
+def test_what_is_no_grade_is_an_error_and_never_correct(answer: list[Any]) -> None:
+    class Broken(Judge):
+        def grade(self, pairs: Sequence[Pair]) -> list[Any]:
+            return answer
+
+    with pytest.raises(ModelError, match="grader judge: gave no usable grades") as refused:
+        grade(simple_corpus(), ["text"], [selection(0.3)], model=ReadByHand({}), grader=Broken({}))
+    assert is_fault_of_data(refused.value), "the query becomes a dead letter, and its neighbours go on"
+
+
+@pytest.mark.parametrize("kind", [ModelError, TransientError, RefusedError])
+def test_an_error_of_the_grader_stops_the_shard_as_it_is(kind: type[ModelError]) -> None:
+    class Failing(Judge):
+        def grade(self, pairs: Sequence[Pair]) -> list[Any]:
+            raise kind("grader", "did not answer", next_step="Wait.")
+
+    with pytest.raises(kind, match="did not answer"):
+        grade(simple_corpus(), ["text"], [selection(0.9)], model=ReadByHand({}), grader=Failing({}))
 
 
 def test_the_limit_counts_new_hits_and_passes_over_considered_ones() -> None:
@@ -530,7 +707,7 @@ def test_a_slice_of_a_larger_table_reads_like_the_table_of_its_rows() -> None:
     corpus, queries = simple_corpus(), make_queries([{"text": f"number{n}"} for n in range(3)])
     resources = {
         "corpus": corpus, "keyword_search": corpus.keyword_search(1.5, 0.75, 0.25),
-        "cross_encoder": ReadByHand({}), "plan": None,
+        "cross_encoder": ReadByHand({}), "grader": None, "plan": None,
     }  # fmt: skip
     inputs = {"queries": queries, "family_rescue": rescued([None] * 3), "blended_rerank": reranked(rankings)}
     whole = STAGE.checked_run(inputs, resources, Params()).table
@@ -538,6 +715,7 @@ def test_a_slice_of_a_larger_table_reads_like_the_table_of_its_rows() -> None:
     assert part.to_pylist() == whole.slice(1, 2).to_pylist()
 
 
+GRADE_NAMES = ["correct", "ambiguous", "incorrect"]
 WORDS = ["refund", "parcel", "form", "abroad", "late"]
 GRID = st.integers(0, 10).map(lambda tenth: tenth / 10)
 
@@ -584,7 +762,11 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         }
         rankings.append({"rerank_status": status, "slots": slots, "candidates": candidates, **bounds})
     limits = sorted(draw(st.tuples(GRID, GRID)))
+    asked = [(f"q-{query:04d}", chunk["chunk_id"]) for query in range(len(texts)) for chunk in chunks]
+    decisions = {pair: draw(st.none() | st.sampled_from(GRADE_NAMES)) for pair in asked} if draw(st.booleans()) else {}
+    behind = draw(st.sampled_from([None, HashedGrader()]))
     return {
+        "decisions": {pair: one for pair, one in decisions.items() if one is not None}, "behind": behind,
         "corpus": corpus, "texts": texts, "rankings": rankings, "shapes": shapes,
         "settings": {
             "enabled": draw(st.integers(0, 9)) > 0, "lower": limits[0], "upper": limits[1],
@@ -602,11 +784,25 @@ class SlowQuery:
         self.params, self.shape = Params(**world["settings"]), world["shapes"][query]
         self.chunks = {chunk["chunk_id"]: chunk for chunk in self.corpus.chunks.to_pylist()}
         self.by_model = self.ranking["rerank_status"] == "cross_encoder"
+        self.query_id, self.decisions, self.behind = f"q-{query:04d}", world["decisions"], world["behind"]
         self.records: list[dict[str, Any]] = []
 
     def grade_of(self, score: float) -> str:
         lower, upper = self.params.lower, self.params.upper
         return "correct" if score >= upper else "incorrect" if score < lower else "ambiguous"
+
+    def beforehand(self, chunk_id: str, score: float) -> tuple[str, str]:
+        """The grade that costs nothing, and whose it is."""
+        decided = self.decisions.get((self.query_id, chunk_id)) if self.params.enabled else None
+        return (self.grade_of(score), "score") if decided is None else (decided, "file")
+
+    def told(self, chunk_id: str, score: float) -> tuple[str, str]:
+        """The grade when the grader is asked."""
+        grade, by = self.beforehand(chunk_id, score)
+        if by == "score" and self.behind is not None and self.params.enabled:
+            said = self.behind.of(self.text, self.chunks[chunk_id]["text"])
+            return (grade, by) if said is None else (said, "llm")
+        return grade, by
 
     def known(self, one: Mapping[str, Any]) -> float | None:
         return one["cross_encoder"] if self.by_model else one["score"]
@@ -642,10 +838,12 @@ class SlowQuery:
     def record(self, chunk_id: str, score: float, origin: str, families: list[str]) -> None:
         spared = origin == "selected" and not self.params.enabled
         fits = origin == "selected" or (self.free() > 0 and not self.breaks_bound(chunk_id))
-        kept = spared or (self.grade_of(score) != "incorrect" and fits)
+        passes = origin == "selected" or self.beforehand(chunk_id, score)[0] != "incorrect"
+        grade, by = (self.told if passes else self.beforehand)(chunk_id, score)
+        kept = spared or (grade != "incorrect" and fits)
         self.records.append(
             {
-                "chunk_id": chunk_id, "score": score, "grade": self.grade_of(score), "kept": kept,
+                "chunk_id": chunk_id, "score": score, "grade": grade, "graded_by": by, "kept": kept,
                 "origin": origin, "families": families,
             }
         )  # fmt: skip
@@ -658,6 +856,8 @@ class SlowQuery:
             self.record(one["chunk_id"], score, "selected", one["families"])
 
     def refill(self) -> None:
+        """As if nobody refused what passes by its score; who is refused leaves the slot free."""
+        refused = []
         for one in self.ranking["candidates"]:
             known = self.known(one)
             if (
@@ -668,6 +868,11 @@ class SlowQuery:
                 and not self.breaks_bound(one["chunk_id"])
             ):
                 self.record(one["chunk_id"], known, "next_ranked", one["families"])
+                if self.beforehand(one["chunk_id"], known)[0] != "incorrect" and not self.records[-1]["kept"]:
+                    self.records[-1]["kept"] = True
+                    refused.append(self.records[-1])
+        for one in refused:
+            one["kept"] = False
 
     def correct(self) -> dict[str, str]:
         holders = {word: sum(word in chunk["text"].split() for chunk in self.chunks.values()) for word in WORDS}
@@ -691,16 +896,22 @@ class SlowQuery:
         answer = {"action_before": self.action(), "corrective_query": None, "corrective_outcome": outcome}
         if self.params.enabled:
             self.refill()
-            answer |= self.correct() if answer["action_before"] != "correct" else {}
+            if answer["action_before"] != "correct":
+                answer |= self.correct() if self.free() else {"corrective_outcome": "no_room"}
         return {**answer, "action": self.action(kept=True)}
 
 
-@settings(max_examples=60, deadline=None)
+def grader_of(world: Mapping[str, Any]) -> Any:
+    """The grader of a world: none, decisions, an llm, or both."""
+    return FileGrader(world["decisions"], world["behind"]) if world["decisions"] else world["behind"]
+
+
+@settings(max_examples=100, deadline=None)
 @given(worlds())
 def test_the_stage_agrees_with_the_slow_oracle(world: dict[str, Any]) -> None:
     output = grade(
         world["corpus"], world["texts"], world["rankings"], model=HashedModel(), shapes=world["shapes"], plan=PLAN,
-        **world["settings"],
+        grader=grader_of(world), **world["settings"],
     )  # fmt: skip
     for query, row in enumerate(output.table.to_pylist()):
         slow = SlowQuery(world, query)
@@ -717,7 +928,7 @@ def test_the_stage_agrees_with_the_slow_oracle(world: dict[str, Any]) -> None:
 def test_slots_texts_and_the_account_hold_in_every_world(world: dict[str, Any]) -> None:
     output = grade(
         world["corpus"], world["texts"], world["rankings"], model=HashedModel(), shapes=world["shapes"], plan=PLAN,
-        **world["settings"],
+        grader=grader_of(world), **world["settings"],
     )  # fmt: skip
     chunks = world["corpus"].chunks.to_pylist()
     texts = {chunk["chunk_id"]: chunk["text"] for chunk in chunks}

@@ -62,8 +62,11 @@ CORPUS = frozenset({
 BM25 = frozenset({"sparse_search", "family_searches", "crag_grading"})
 # The cross-encoder scores candidates, and the hits of the corrective search.
 MODEL = frozenset({"blended_rerank", "crag_grading"})
-# The plan says what to rescue, and what families a hit of the corrective search may serve; coverage goes on as data.
-PLAN = frozenset({"family_searches", "family_rescue", "crag_grading"})
+# Whoever says whether a passage answers a query.
+GRADER = frozenset({"crag_grading"})
+# The plan says what to rescue, what bounds a selection, and what families a neighbour or a hit of the corrective search
+# may serve; coverage goes on as data.
+PLAN = frozenset({"family_searches", "family_rescue", "blended_rerank", "crag_grading"})
 # A shard is what a key stands for, so all that is cut into shards, or reads all of them, depends on the cut.
 CUT = ALL - {"log_lines"}
 # Ingest has fixed it in the snapshot, or the corpus was embedded by another model: the plan is refused.
@@ -95,6 +98,31 @@ SETTINGS: dict[str, tuple[str, frozenset[str] | None]] = {
     "cross_encoder.provider": ("none", MODEL),
     "cross_encoder.folder": ("other_model", MODEL),
     "cross_encoder.threads": ("1", NOTHING),
+    # What another provider would use; what these do to its id is for tests of that provider.
+    "cross_encoder.http.base_url": ("http://localhost:8000", NOTHING),
+    "cross_encoder.http.model": ("reranker", NOTHING),
+    "cross_encoder.http.key_variable": ("RERANK_KEY", NOTHING),
+    "cross_encoder.http.scores": ("logit", NOTHING),
+    "cross_encoder.http.passages_per_request": ("9", NOTHING),
+    "cross_encoder.http.passage_characters": ("900", NOTHING),
+    "cross_encoder.http.timeout_seconds": ("9.0", NOTHING),
+    "cross_encoder.column.file": ("scores.parquet", NOTHING),
+    "cross_encoder.column.scores": ("logit", NOTHING),
+    "grader.provider": ("score", GRADER),
+    "grader.base_url": ("http://127.0.0.1:2/v1", GRADER),
+    "grader.model": ("another", GRADER),
+    "grader.max_answer_tokens": ("50", GRADER),
+    "grader.file": ("other.csv", GRADER),
+    # How often, with whose keys and for how much a model is asked changes none of its answers.
+    "grader.keys": ("OTHER_KEYS", NOTHING),
+    "grader.requests_per_minute": ("60", NOTHING),
+    "grader.concurrent_requests": ("1", NOTHING),
+    "grader.token_budget": ("5000", NOTHING),
+    "grader.timeout_seconds": ("5.0", NOTHING),
+    "grader.retries": ("0", NOTHING),
+    "grader.retry_seconds": ("0.5", NOTHING),
+    "grader.prices.input": ("2.5", NOTHING),
+    "grader.prices.output": ("10.0", NOTHING),
     "run.shard_size": ("5", CUT),
     # How much a run may lose decides whether it goes on, not what a row is.
     "run.dead_letter_share": ("0.4", NOTHING),
@@ -134,6 +162,10 @@ SETTINGS: dict[str, tuple[str, frozenset[str] | None]] = {
     "blended_rerank.cross_encoder_depth": ("9", only("blended_rerank")),
     "blended_rerank.top_k": ("4", only("blended_rerank")),
     "blended_rerank.max_per_document": ("1", only("blended_rerank")),
+    "blended_rerank.family_fit": ("0.2", only("blended_rerank")),
+    "blended_rerank.spread_below": ("0.2", only("blended_rerank")),
+    "blended_rerank.spread_from": ("2", only("blended_rerank")),
+    "blended_rerank.document_support": ("0.2", only("blended_rerank")),
     "blended_rerank.near_duplicate": ("0.9", only("blended_rerank")),
     "blended_rerank.normalisation": ("min_max", only("blended_rerank")),
     "crag_grading.enabled": ("false", only("crag_grading")),
@@ -143,6 +175,9 @@ SETTINGS: dict[str, tuple[str, frozenset[str] | None]] = {
     "crag_grading.corrective_terms": ("2", only("crag_grading")),
     "crag_grading.corrective_limit": ("2", only("crag_grading")),
     "context.token_budget": ("9", only("context")),
+    "context.strips": ("true", only("context")),
+    "context.strip_sentences": ("1", only("context")),
+    "context.strip_overlap": ("0.5", only("context")),
     # What a finished run must be like to be published; it is finished by then.
     "publish.allow_partial": ("false", NOTHING),
     "publish.max_lost_line_share": ("0.5", NOTHING),
@@ -160,6 +195,7 @@ REACHING = {name: (value, reach) for name, (value, reach) in SETTINGS.items() if
 FACTS: dict[str, tuple[Any, frozenset[str]]] = {
     "snapshot_id": ("corpus-other", CORPUS),
     "cross_encoder_id": ("onnx-other", MODEL),
+    "grader_id": ("other", GRADER),
     "embedder_id": ("other", only("queries")),
     "plan_digest": ("other", PLAN),
     "query_log_sha256": ("0" * 64, LOG),
@@ -202,7 +238,9 @@ EVIDENCE_FLIPS: dict[str, Any] = {
     "version": "2",
     "shapes": EVIDENCE["shapes"][::-1],
     _SHAPE + "name": "other",
+    _SHAPE + "concepts": {"how": ["how"]},
     _SHAPE + "recognise": ["why .* and how"],
+    _SHAPE + "max_per_document": 1,
     _SHAPE + "families": EVIDENCE["shapes"][0]["families"][::-1],
     _FAMILY + "name": "other",
     _FAMILY + "source": "^guides/",
@@ -211,6 +249,7 @@ EVIDENCE_FLIPS: dict[str, Any] = {
     _FAMILY + "wanted": 2,
     _FAMILY + "depth": 21,
     _FAMILY + "authority": None,
+    _FAMILY + "keep_together": 1,
 }
 
 
@@ -266,7 +305,12 @@ def small(tmp_path_factory) -> Iterator[Small]:
         (folder / name / "tokenizer.json").write_bytes(b"{}")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        given = ("cross_encoder.provider=onnx", "cross_encoder.folder=model", "publish.qrels=qrels.tsv")
+        (folder / "other.csv").write_text("query_id,chunk_id,decision\nq,c-001,correct\n")
+        patch.setenv("OTHER_KEYS", "one two")
+        given = (
+            "cross_encoder.provider=onnx", "cross_encoder.folder=model", "publish.qrels=qrels.tsv",
+            "grader.model=small", "grader.base_url=http://127.0.0.1:1/v1", "grader.provider=llm",
+        )  # fmt: skip
         yield Small(folder, store, small_settings(folder, *given))
 
 
@@ -288,11 +332,11 @@ def test_a_setting_changes_the_inputs_of_the_stages_that_it_reaches_and_of_no_ot
     assert refused.value.where == f"setting {where}"
 
 
-@pytest.mark.parametrize("name", [name for name in REACHING if not name.startswith("cross_encoder")])
+@pytest.mark.parametrize("name", [name for name in REACHING if not name.startswith(("cross_encoder", "grader"))])
 def test_a_stage_that_a_setting_does_not_reach_gives_the_same_data(small, base, name):
     """The reach is not only what was declared: everything else is computed under the other value, and is the same."""
     value, reach = REACHING[name]
-    settings = small.with_("cross_encoder.provider=none", f"{name}={value}")
+    settings = small.with_("cross_encoder.provider=none", "grader.provider=score", f"{name}={value}")
     resources = Resources(small.store, settings, base.snapshot_id)
     for stage in STAGES.values():
         if stage.name not in reach:
@@ -315,7 +359,7 @@ def test_every_fact_has_a_stated_reach():
 @pytest.mark.parametrize("name", FACTS)
 def test_a_fact_changes_the_inputs_of_the_stages_that_it_reaches_and_of_no_other(small, name):
     value, reach = FACTS[name]
-    facts = Facts("corpus-1", "onnx-1", "given", "plan-1", "f" * 64, 16, ["source"], 3)
+    facts = Facts("corpus-1", "onnx-1", "score", "given", "plan-1", "f" * 64, 16, ["source"], 3)
 
     def inputs(facts: Facts) -> dict[str, Any]:
         loaded = {one: loaded_inputs(one, small.settings, facts) for one in LOADED}
@@ -390,7 +434,7 @@ def test_an_evidence_plan_is_known_by_its_content_not_by_its_path_or_form(small,
 @pytest.mark.parametrize("name", STAGES)
 def test_a_changed_contract_changes_the_key_of_its_stage(small, name):
     stage = STAGES[name]
-    facts = Facts("corpus-1", "onnx-1", "given", "plan-1", "f" * 64, 16, ["source"], 3)
+    facts = Facts("corpus-1", "onnx-1", "score", "given", "plan-1", "f" * 64, 16, ["source"], 3)
     before = stage_inputs(stage, small.settings, facts)
     wider = create_model("Wider", __base__=stage.writes, added=(int, ...))
     stricter = create_model("Stricter", __base__=stage.writes)
@@ -411,7 +455,7 @@ from flows import fingerprint
 from flows.settings import Settings
 from stages.pipeline import LOADED, numbered_stages
 
-facts = fingerprint.Facts("corpus-1", "onnx-1", "given", "plan-1", "f" * 64, 16, ["source"], 3)
+facts = fingerprint.Facts("corpus-1", "onnx-1", "score", "given", "plan-1", "f" * 64, 16, ["source"], 3)
 settings = Settings()
 
 def inputs():
@@ -476,6 +520,7 @@ def code_behind(graph: grimp.ImportGraph, stage: str) -> set[str]:
     # What it is handed was opened by code that it need not import itself.
     starts |= {"corpus.files"} if stage in CORPUS else set()
     starts |= {"models.cross_encoder"} if stage in MODEL else set()
+    starts |= {"models.llm_grader", "models.file_grader"} if stage in GRADER else set()
     modules = starts.union(*(graph.find_upstream_modules(start) for start in starts))
     # Python runs a package before any module in it.
     return modules | {module.split(".")[0] for module in modules}
@@ -506,6 +551,8 @@ def test_a_changed_byte_of_source_changes_exactly_the_stages_behind_which_it_sta
         ("corpus/bm25_top.py", CORPUS),
         ("corpus/exact_tokens.py", only("blended_rerank")),
         ("models/onnx_cross_encoder.py", MODEL),
+        ("models/llm_grader.py", GRADER),
+        ("models/file_grader.py", GRADER),
         ("models/embedder.py", LOG),
         ("loading/identity.py", LOG),
         ("loading/corpus_file.py", NOTHING),

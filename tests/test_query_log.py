@@ -273,7 +273,7 @@ class LengthEmbedder:
     model_id = "length"
     dimension = 2
 
-    def embed(self, texts):
+    def embed_queries(self, texts):
         return np.array([[1.0, len(text)] for text in texts], dtype=np.float32).reshape(-1, 2)
 
 

@@ -1,7 +1,8 @@
-"""Commands that read results: inspect, export, evaluate and contracts."""
+"""Commands that read results: inspect, export, evaluate, cost and contracts."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -88,6 +89,25 @@ def evaluate(
         from flows.screens import show_measures
 
         show_measures(rankings, context)
+
+
+def cost(
+    run_id: RunArgument, store: StoreOption = None, config: ConfigOption = None, json_: JsonOption = False
+) -> None:
+    """Tell what the calls of a run's LLM grader came to, by model and outcome, from its transcripts.
+
+    Example: `dartflow cost 20261130-021500-1f2e`. What a run reuses of earlier calls costs it nothing.
+    """
+    from flows.cost import cost_rows, totals
+
+    opened = store_of(store, config)
+    rows = cost_rows(opened, load_plan(opened, run_id).run_id)
+    if json_:
+        print_json({"run_id": run_id, **totals(rows), "by_outcome": [asdict(row) for row in rows]})
+    else:
+        from flows.screens import show_cost
+
+        show_cost(rows, totals(rows))
 
 
 def contracts(

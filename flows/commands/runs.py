@@ -1,4 +1,4 @@
-"""Commands that make runs: demo, ingest, run, status, resume and rerun."""
+"""Commands that make runs: demo, ingest, run, estimate, status, resume and rerun."""
 
 from __future__ import annotations
 
@@ -75,6 +75,36 @@ def run(
     from flows.launch import start_run
 
     finish(start_run(queries, settings_of(store, config, set_), run_id, without_prefect=without_prefect))
+
+
+def estimate(
+    queries: Annotated[Path, typer.Argument(metavar="QUERIES", help="Query log: Parquet, JSONL, CSV or TSV.")],
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="Distinct queries to run and time; chosen by default.")
+    ] = None,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = [],  # noqa: B006
+    json_: JsonOption = False,
+) -> None:
+    """Tell what a run of a query log would take: time by stage, disk, pairs for the cross-encoder, context tokens.
+
+    Example: `dartflow estimate examples/queries.jsonl --set blended_rerank.top_k=8`. It runs a sample of the log and
+    keeps nothing; process start and Prefect are not in its times.
+    """
+    from checkpoints.store import Store
+    from flows.estimate import estimate as estimate_run
+    from flows.progress_bars import progress_bars
+
+    settings = settings_of(store, config, set_)
+    with progress_bars() as report:
+        result = estimate_run(Store(settings.store, create=False), settings, queries, sample=sample, progress=report)
+    if json_:
+        print_json(result.model_dump(mode="json"))
+    else:
+        from flows.screens import show_estimate
+
+        show_estimate(result)
 
 
 def status(
