@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,6 +162,11 @@ class Corpus:
         representatives = np.zeros(len(mask), dtype=bool)
         representatives[rows[order[first]]] = True
         return representatives
+
+    @cached_property
+    def documents(self) -> IntArray:
+        """(chunks,) int64: a number for each document, the same for its chunks."""
+        return as_numpy(self.column("document_id").dictionary_encode().indices).astype(np.int64)
 
     def _members(self, family: _Membership) -> Array:
         mask = np.ones(len(self.chunks), dtype=bool)

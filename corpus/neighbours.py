@@ -28,7 +28,7 @@ class Neighbours:
     @classmethod
     def of(cls, corpus: Corpus) -> Neighbours:
         """Sorts the chunks of a corpus."""
-        documents = as_numpy(corpus.column("document_id").dictionary_encode().indices).astype(np.int64)
+        documents = corpus.documents
         indices = as_numpy(corpus.column("chunk_index")).astype(np.int64)
         order = np.lexsort((indices, documents)).astype(np.int64)
         places = np.empty_like(order)

@@ -228,7 +228,7 @@ class _Candidates:
         families: (candidates,) lists of family names.
         members: (candidates, most required families) int64, as `_members` gives them; nobody is picked for a
             family in the place of -1.
-        support: (candidates,) float64 in [0, 1], what the other candidates of its document count.
+        gains: (candidates,) float64, what each counts for the other candidates of its document.
         picks: (candidates,) int32, the place in the selection so far, from 1; 0 is not picked.
         leads: (candidates,) int64, the row of the chunk that a neighbour was drawn in with, -1 for the others.
     """
@@ -239,7 +239,7 @@ class _Candidates:
     rescued: Array
     families: pa.ListArray
     members: Array
-    support: Array
+    gains: Array
     picks: Array
     leads: IntArray
 
@@ -386,7 +386,7 @@ def _drawn_in(
         rescued=np.zeros(len(found), dtype=bool),
         families=pa.array([names for *_, names in found], candidates.families.type),
         members=np.full((len(found), candidates.members.shape[1]), -1, dtype=np.int64),
-        support=np.zeros(len(found)),
+        gains=np.zeros(len(found)),
         picks=np.array([place for *_, place, _ in found], dtype=np.int32),
         leads=np.array([lead for _, _, lead, *_ in found], dtype=np.int64),
     )
@@ -457,27 +457,23 @@ def blended_rerank_table(
     offsets, likeness = candidates.offsets(len(queries)), _alike(candidates, corpus, params)
     nearness = params.near_duplicate or np.inf
     picks = serve_families(offsets, ranks >= 0, fits, required.lengths, *likeness, nearness)
-    candidates = _with_neighbours(replace(candidates, picks=picks), queries, shapes, corpus, cross_encoder, params)
-    candidates, columns = candidates.ranked(scoring)
+    candidates = replace(candidates, picks=picks)
+    with_neighbours = _with_neighbours(candidates, queries, shapes, corpus, cross_encoder, params)
+    if with_neighbours is not candidates:
+        candidates, columns = with_neighbours.ranked(scoring)
     lists = Ragged(candidates.offsets(len(queries)), candidates.rows)
     top_k = min(params.top_k, max(len(lists.values), 1))  # more slots than candidates stay empty
     spread = _to_spread(lists, candidates.parts["lexical"], params) & (required.lengths == 0)
     selected = fill_selection(
         lists.offsets,
         candidates.picks,
-        _documents(lists.values, corpus),
+        corpus.documents[lists.values],
         *_alike(candidates, corpus, params),
         nearness,
         top_k,
         np.array([_NO_BOUND if bound is None else bound for bound in bounds], dtype=np.int64),
         np.where(spread, params.spread_from, top_k + 1),
-        np.lexsort(
-            (
-                lists.values,
-                -(columns["score"] + params.document_support * candidates.support),
-                candidates.queries,
-            )
-        ).astype(np.int64),
+        _spread_order(candidates, spread, columns["score"], corpus, params),
     )
     values: dict[str, Values] = {
         **columns,
@@ -518,10 +514,14 @@ def _to_spread(lists: Ragged, lexical: Array, params: Params) -> Array:
     return spread
 
 
-def _documents(rows: IntArray, corpus: Corpus) -> IntArray:
-    """(rows,) int64: equal for chunks of one document."""
-    documents = corpus.column("document_id").take(pa.array(rows, pa.int64())).dictionary_encode()
-    return as_numpy(documents.indices).astype(np.int64)
+def _spread_order(candidates: _Candidates, spread: Array, scores: Array, corpus: Corpus, params: Params) -> IntArray:
+    """(candidates,) int64: places, those of a query that is spread by score and what their documents support."""
+    order = np.arange(len(candidates.rows), dtype=np.int64)
+    places = np.flatnonzero(spread[candidates.queries])
+    queries, rows = candidates.queries[places], candidates.rows[places]
+    support = document_support(queries, corpus.documents[rows], candidates.gains[places])
+    order[places] = places[np.lexsort((rows, -(scores[places] + params.document_support * support), queries))]
+    return order
 
 
 def _candidates(
@@ -547,7 +547,7 @@ def _candidates(
         rescued=rescued,
         families=ranking.values["families"],
         members=_members(ranking, ragged(family_rescue, "coverage")),
-        support=document_support(candidates.rows, _documents(candidates.values, corpus), gains),
+        gains=gains,
         picks=np.zeros(len(rescued), dtype=np.int32),
         leads=np.full(len(rescued), -1, dtype=np.int64),
     )
@@ -569,15 +569,15 @@ def _refuse_more_families_than_slots(required: Ragged, family_rescue: pa.Table, 
 
 def _other_candidates(inputs: Mapping[str, pa.Table], output: pa.Table) -> str | None:
     before, after = ragged(inputs["family_rescue"], "candidates"), ragged(output, "candidates")
-    keys = [
-        pc.binary_join_element_wise(pa.array(lists.rows).cast(pa.string()), lists.values["chunk_id"], " ")
-        for lists in (before, after)
-    ]
-    if not pc.all(pc.is_in(keys[0], value_set=keys[1]), min_count=0).as_py():
+    ids = pa.chunked_array([before.values["chunk_id"], after.values["chunk_id"]]).combine_chunks().dictionary_encode()
+    keys = np.concatenate([before.rows, after.rows]) * len(ids.dictionary) + as_numpy(ids.indices)
+    given, there = keys[: len(before.rows)], keys[len(before.rows) :]
+    if np.array_equal(np.sort(given), np.sort(there)):
+        return None  # a set operation costs three times as much as a sort
+    if not np.isin(given, there).all():
         return "candidates went"
-    came = pc.invert(pc.is_in(keys[1], value_set=keys[0]))
-    drawn_in = pc.all(after.values["drawn_in_by"].filter(came).is_valid()).as_py()
-    return None if drawn_in in {True, None} else "candidates came"
+    drawn_in = as_numpy(after.values["drawn_in_by"].is_valid())
+    return None if drawn_in[~np.isin(there, given)].all() else "candidates came"
 
 
 def _more_than_slots(_: Mapping[str, pa.Table], output: pa.Table) -> str | None:

@@ -341,9 +341,13 @@ def _grading_fields(final: _Passages, graded: Ragged, required: Ragged, restored
 def _cited(table: pa.Table, fields: tuple[str, ...], final: _Passages, corpus: Corpus) -> dict[str, pa.Array]:
     """(passages,) fields of a stage's candidates, null where the stage did not list the passage."""
     listed = ragged(table, "candidates")
-    chunks = len(corpus.chunks)
-    keys = listed.rows * chunks + corpus.rows(listed.values["chunk_id"])
-    places = pc.index_in(pa.array(final.queries * chunks + final.rows), value_set=pa.array(keys))
+    ids = corpus.ids(final.rows).dictionary_encode()
+    # The few ids of the passages are looked for among the many of the candidates, not all in the whole corpus.
+    codes = pc.index_in(listed.values["chunk_id"], value_set=ids.dictionary)
+    known = np.flatnonzero(as_numpy(codes.is_valid()))
+    keys = listed.rows[known] * len(ids.dictionary) + as_numpy(codes.drop_null())
+    wanted = final.queries * len(ids.dictionary) + as_numpy(ids.indices)
+    places = pa.array(known).take(pc.index_in(pa.array(wanted), value_set=pa.array(keys)))
     return {field: listed.values[field].take(places) for field in fields}
 
 

@@ -334,13 +334,12 @@ class _Shard:
         states = np.concatenate([np.where(graded.kept, _KEPT, _LEFT), np.where(usable, _USABLE, _UNUSABLE)])
         texts = as_numpy(self.corpus.column("text_id"))
         keys = owners * (int(texts.max(initial=0)) + 1) + texts[chunks]
-        documents = self.corpus.column("document_id").take(pa.array(chunks, pa.int64())).dictionary_encode()
         comes_up = np.empty(len(order), dtype=bool)
         comes_up[order] = fill_slots(
             offsets_from_lengths(np.bincount(owners, minlength=len(self.texts))),
             states[order],
             np.unique(keys, return_inverse=True)[1],
-            as_numpy(documents.indices).astype(np.int64),
+            self.corpus.documents[chunks],
             chunks,
             read_only(self.corpus.embeddings),
             room,

@@ -204,10 +204,13 @@ class _Entries:
 
     def first_repeat(self) -> int | None:
         """The first entry whose id stood before in its list, or None."""
-        order = np.lexsort((self.ids, self.queries, self.lists))
-        steps = [np.diff(keys[order]) == 0 for keys in (self.ids, self.queries, self.lists)]
-        repeats = order[1:][np.logical_and.reduce(steps)]
-        return int(repeats.min()) if len(repeats) else None
+        height, width = int(self.queries.max(initial=0)) + 1, int(self.ids.max(initial=0)) + 1
+        keys = (self.lists * height + self.queries) * width + self.ids
+        ordered = np.sort(keys)
+        if not (ordered[1:] == ordered[:-1]).any():
+            return None  # keys alone sort in a tenth of the time of one that says where they stood
+        order = np.argsort(keys, kind="stable")
+        return int(order[1:][keys[order][1:] == keys[order][:-1]].min())
 
 
 def _join(entries: _Entries, lists: int) -> tuple[IntArray, IntArray, Array]:
