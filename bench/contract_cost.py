@@ -21,7 +21,7 @@ from checkpoints.corpora import current_snapshot_id, load_snapshot
 from contracts.manifest import RunPlan
 from flows.executor import map_shards
 from flows.fingerprint import params_of
-from flows.planning import open_query_log
+from flows.planning import even_shard_size, open_query_log
 from flows.resources import Resources
 from flows.settings import Settings
 from loading.query_log import embed_queries
@@ -41,7 +41,8 @@ def in_memory(found: Prepared, queries: Path, settings: Settings) -> list[dict[s
     store = found.store
     snapshot = load_snapshot(store, current_snapshot_id(store))
     resources = Resources(store, settings, snapshot.snapshot_id)
-    log, size = open_query_log(queries, settings, snapshot), settings.run.shard_size
+    log = open_query_log(queries, settings, snapshot)
+    size = even_shard_size(len(log.queries), settings.run.shard_size)
     table = embed_queries(log.queries, log.embeddings(np.arange(len(log.queries))), None)
     shards = [{"queries": table.slice(start, size)} for start in range(0, len(table), size)]
     for _, stage in numbered_stages():

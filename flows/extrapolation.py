@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flows.planning import even_shard_size
 from stages.pipeline import RUNS_ONCE
 
 # By default at most a tenth of a log is run, but no less than this.
@@ -50,7 +51,8 @@ def shard_queries(stage: str, distinct: int, shard_size: int) -> list[int]:
     """The queries of each shard of a stage; of a stage that runs once, all in one."""
     if stage in RUNS_ONCE or not distinct:
         return [distinct]
-    return [min(shard_size, distinct - start) for start in range(0, distinct, shard_size)]
+    size = even_shard_size(distinct, shard_size)
+    return [min(size, distinct - start) for start in range(0, distinct, size)]
 
 
 def sample_size(distinct: int, shard_size: int, side_by_side: int, asked: int | None) -> int:

@@ -60,7 +60,7 @@ def plan_run(store: Store, settings: Settings, query_log: Path, run_id: str, sna
         dead_letters=counts["dead_letters"],
         dead_letters_allowed=allowed_dead_letters(settings, counts["log_lines"]),
         shards=facts.shards,
-        shard_size=settings.run.shard_size,
+        shard_size=even_shard_size(counts["distinct_queries"], settings.run.shard_size),
         allow_emptied_stages=settings.run.allow_emptied_stages,
         access_control=snapshot.access_control,
         stages=_entries(settings, facts, counts),
@@ -149,7 +149,7 @@ def plan_rerun(store: Store, parent: RunPlan, settings: Settings, *, from_stage:
             "created_at": now(),
             "dead_letters_allowed": allowed_dead_letters(settings, counts["log_lines"]),
             "shards": facts.shards,
-            "shard_size": settings.run.shard_size,
+            "shard_size": even_shard_size(counts["distinct_queries"], settings.run.shard_size),
             "allow_emptied_stages": settings.run.allow_emptied_stages,
             "stages": stages,
             "replays": [],
@@ -278,6 +278,14 @@ def _counted(log: QueryLog) -> dict[str, int]:
         "distinct_queries": log.queries.num_rows,
         "dead_letters": len(log.dead_letters),
     }
+
+
+def even_shard_size(queries: int, most: int) -> int:
+    """How many queries a shard has, for as few shards of at most `most` as there can be, as equal as can be.
+
+    1,109 queries make two shards of 555 and 554, not of 1,024 and 85, for which one worker would wait.
+    """
+    return -(-queries // max(1, -(-queries // most))) or most
 
 
 def allowed_dead_letters(settings: Settings, log_lines: int) -> int:

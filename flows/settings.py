@@ -57,8 +57,8 @@ class RunParams(Params):
     """How a run is cut and how much it may lose.
 
     Attributes:
-        shard_size: distinct queries a shard, >= 1. Small shards lose less in a crash; large ones
-            spend less on files.
+        shard_size: distinct queries a shard at the most, >= 1; shards are as equal as can be. Small ones
+            lose less in a crash; large ones spend less on files.
         dead_letter_share: log lines that dead letters may take out of a run that still counts as
             partial, as a share of all; 0 allows none, 1 allows all. A query that is a dead letter takes
             out all its lines.

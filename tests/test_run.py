@@ -7,7 +7,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from checkpoints.run import (
@@ -34,6 +34,7 @@ from contracts.errors import (
     StageError,
 )
 from contracts.manifest import Replay, ReplayedQuery
+from flows.planning import even_shard_size
 from tests.runs import (
     STAGES,
     borrow_all,
@@ -192,6 +193,17 @@ def test_a_stage_is_found_by_name_or_the_names_are_told():
         match="got over_sample, want one of log_lines, queries, oversample, rescue_searches, context",
     ):
         stage_entries(plan, "over_sample")
+
+
+@given(queries=st.integers(0, 5000), most=st.integers(1, 1100))
+@example(queries=1109, most=1024)
+def test_shards_are_as_few_as_can_be_and_as_equal(queries, most):
+    size = even_shard_size(queries, most)
+    shards = max(1, -(-queries // most))
+
+    assert 1 <= size <= most
+    assert max(1, -(-queries // size)) == shards
+    assert queries == 0 or (size - 1) * shards < queries
 
 
 @given(queries=st.integers(0, 200), shard_size=st.integers(1, 60))
