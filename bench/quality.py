@@ -2,7 +2,7 @@
 
 DATA is a folder with `scifact`, `k8s_docs` and `rgb_en_fact` (corpus.parquet, queries.parquet, qrels.tsv ...). Results
 go to bench/quality.json; the tables in docs/benchmarks.md are made from it. Models are slow here: the first time takes
-about two hours on two cores, half of it for the vectors of e5-small; after that scores and vectors are in the store.
+hours on two cores, most of them for the vectors of e5-small; after that scores and vectors are in the store.
 """
 
 from __future__ import annotations
