@@ -11,7 +11,13 @@ from checkpoints.dead_letters import letters_of, replayed_queries
 from checkpoints.manifests import manifests
 from checkpoints.records import sealed, unsealed
 from checkpoints.store import Store
-from contracts.errors import ConfigurationError, CorruptArtifactError, DartflowError, MissingArtifactError
+from contracts.errors import (
+    CheckpointError,
+    ConfigurationError,
+    CorruptArtifactError,
+    DartflowError,
+    MissingArtifactError,
+)
 from contracts.manifest import DeadLetter, Manifest, Replay, RunPlan, StagePlan
 
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -41,6 +47,19 @@ def _is_run_id(name: str) -> bool:
 def create_run(store: Store, plan: RunPlan) -> None:
     """Writes run.json, the whole planned work; a run id is used once."""
     store.create(f"runs/{check_run_id(plan.run_id)}/run.json", sealed(plan))
+
+
+def create_or_load(store: Store, plan: RunPlan) -> RunPlan:
+    """Creates a run whose id is made of its work, or loads the one of this id: the same work was planned before.
+
+    Raises:
+        MissingArtifactError: it is neither there nor could be written; or as `load_plan`.
+    """
+    try:
+        create_run(store, plan)
+    except CheckpointError:
+        return load_plan(store, plan.run_id)
+    return plan
 
 
 def load_plan(store: Store, run_id: str) -> RunPlan:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -188,17 +188,13 @@ class Session:
         first_computed = order.index(True) if True in order else len(order)
         for entry in entries:
             early = self.plan.stages.index(entry) < first_computed
+            prove: Callable[[Manifest], object] = partial(verify_files, self.store)
+            take: Callable[[Manifest], object] = partial(borrow, self.store, plan=self.plan, entry=entry)
+            report = partial(self._report, entry)
+            map_artifacts(take if early else prove, list(self._lent(entry)), report)
 
-            def take(manifest: Manifest, entry: StagePlan = entry, early: bool = early) -> None:  # noqa: FBT001
-                if early:
-                    borrow(self.store, manifest, plan=self.plan, entry=entry)
-                else:
-                    verify_files(self.store, manifest)
-
-            def report(done: int, entry: StagePlan = entry) -> None:
-                self.progress(entry.stage, done, entry.parts)
-
-            map_artifacts(take, list(self._lent(entry)), report)
+    def _report(self, entry: StagePlan, done: int) -> None:
+        self.progress(entry.stage, done, entry.parts)
 
     def _lent(self, entry: StagePlan) -> Iterator[Manifest]:
         """What a stage borrows, part by part.

@@ -6,7 +6,6 @@ server that must be started first, come on top.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from checkpoints.digests import sha256
 from checkpoints.store import Store
 from contracts.estimate import CalibrationFacts, ContextTokens, Estimate, ModelPairs, StageEstimate
 from contracts.manifest import RunPlan
+from flows.executor import worker_count
 from flows.extrapolation import line_through, sample_size, shard_queries, wall_of
-from flows.planning import allowed_dead_letters, open_query_log, read_query_log_bytes
+from flows.planning import allowed_dead_letters, open_query_log, read_query_log_bytes, shard_count
 from flows.preflight import settings_of_run
 from flows.progress import Progress, no_progress
 from flows.resources import cross_encoder_id
@@ -125,13 +125,9 @@ def _calibrated(
     return _Measured(plan, first, again, many, lines_seconds, lines_bytes, model_opening, seconds_a_pair, len(drawn))
 
 
-def _workers(settings: Settings) -> int:
-    return settings.executor.workers or len(os.sched_getaffinity(0))
-
-
 def _side_by_side(settings: Settings, distinct: int) -> int:
     """How many shards of the run are at work at once."""
-    return min(_workers(settings), max(1, -(-distinct // settings.run.shard_size)))
+    return min(worker_count(settings.executor), shard_count(distinct, settings.run.shard_size))
 
 
 def _extrapolated(
@@ -139,7 +135,7 @@ def _extrapolated(
 ) -> Estimate:
     distinct, many = log.queries.num_rows, measured.many
     stages = [_stage(entry.stage, settings, distinct, reading, measured) for entry in measured.plan.stages]
-    shards_alone = sum(wall_of(taken, _workers(settings)) for taken in measured.few.seconds.values())
+    shards_alone = sum(wall_of(taken, worker_count(settings.executor)) for taken in measured.few.seconds.values())
     opening = max(0.0, measured.first.wall_seconds - shards_alone) + measured.model_opening
     to_read = sum(stage.pairs - stage.kept_pairs for stage in stages)
     tokens_a_query = many.context_tokens / max(many.queries, 1)
@@ -150,7 +146,7 @@ def _extrapolated(
         distinct_queries=distinct,
         dead_letters=len(log.dead_letters),
         shards=len(shard_queries("queries", distinct, settings.run.shard_size)),
-        workers=_workers(settings),
+        workers=worker_count(settings.executor),
         reading_seconds=round(reading, 3),
         opening_seconds=round(opening, 3),
         stages=stages,
@@ -192,8 +188,8 @@ def _stage(name: str, settings: Settings, distinct: int, reading: float, measure
     return StageEstimate(
         stage=name,
         shards=len(shards),
-        thread_seconds=round(sum(seconds) + waiting * min(_workers(settings), len(shards)), 3),
-        wall_seconds=round(wall_of(seconds, _workers(settings)) + waiting, 3),
+        thread_seconds=round(sum(seconds) + waiting * min(worker_count(settings.executor), len(shards)), 3),
+        wall_seconds=round(wall_of(seconds, worker_count(settings.executor)) + waiting, 3),
         disk_bytes=round(sum(size.of(one) for one in shards)),
         pairs=pairs,
         kept_pairs=kept,

@@ -21,6 +21,11 @@ Result = TypeVar("Result")
 _WAITING = 16
 
 
+def worker_count(params: ExecutorParams) -> int:
+    """How many shards run side by side: as many as is set, else one a processor that this process may use."""
+    return params.workers or len(os.sched_getaffinity(0))
+
+
 def map_shards(
     work: Callable[[int], None], shards: Sequence[int], params: ExecutorParams, report: Callable[[int], None]
 ) -> None:
@@ -32,17 +37,16 @@ def map_shards(
         params: how many workers.
         report: told how many shards are done, after each; what it raises counts as an error of the shard.
     """
-    workers = params.workers or len(os.sched_getaffinity(0))
     # Shards are the parallel unit: threads of BLAS and FAISS inside them would only fight for the same cores.
     # FAISS keeps its number by thread, so that each worker has to say it.
     with (
         threadpool_limits(1, user_api="blas"),
-        ThreadPoolExecutor(workers, "shard", initializer=faiss.omp_set_num_threads, initargs=(1,)) as pool,
+        ThreadPoolExecutor(worker_count(params), "shard", initializer=faiss.omp_set_num_threads, initargs=(1,)) as pool,
     ):
         _side_by_side(pool, work, shards, report)
 
 
-def map_artifacts(work: Callable[[Given], None], artifacts: Sequence[Given], report: Callable[[int], None]) -> None:
+def map_artifacts(work: Callable[[Given], object], artifacts: Sequence[Given], report: Callable[[int], None]) -> None:
     """Runs `work` for each artifact, which waits for the store and computes next to nothing; see `_side_by_side`.
 
     Args:
@@ -55,7 +59,7 @@ def map_artifacts(work: Callable[[Given], None], artifacts: Sequence[Given], rep
 
 
 def _side_by_side(
-    pool: ThreadPoolExecutor, work: Callable[[Given], None], given: Sequence[Given], report: Callable[[int], None]
+    pool: ThreadPoolExecutor, work: Callable[[Given], object], given: Sequence[Given], report: Callable[[int], None]
 ) -> None:
     """Runs work in the threads of a pool.
 

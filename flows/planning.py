@@ -242,8 +242,7 @@ def _facts(settings: Settings, snapshot: CorpusSnapshot, query_log_sha256: str, 
         query_log_sha256=query_log_sha256,
         dimension=snapshot.dimension,
         filter_keys=snapshot.filter_keys,
-        # An empty log makes one empty shard, so that nothing is complete by silence.
-        shards=max(1, -(-counts["distinct_queries"] // settings.run.shard_size)),
+        shards=shard_count(counts["distinct_queries"], settings.run.shard_size),
     )
 
 
@@ -280,12 +279,17 @@ def _counted(log: QueryLog) -> dict[str, int]:
     }
 
 
+def shard_count(queries: int, most: int) -> int:
+    """As few shards of at most `most` queries as there can be; an empty log makes an empty one, not a silent none."""
+    return max(1, -(-queries // most))
+
+
 def even_shard_size(queries: int, most: int) -> int:
-    """How many queries a shard has, for as few shards of at most `most` as there can be, as equal as can be.
+    """How many queries each of `shard_count` shards has, as equal as can be.
 
     1,109 queries make two shards of 555 and 554, not of 1,024 and 85, for which one worker would wait.
     """
-    return -(-queries // max(1, -(-queries // most))) or most
+    return -(-queries // shard_count(queries, most)) or most
 
 
 def allowed_dead_letters(settings: Settings, log_lines: int) -> int:

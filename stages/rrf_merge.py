@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from contracts.candidates import FusedRanking
-from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
+from contracts.columns import Array, IntArray, Ragged, as_numpy, column, first_repeat, offsets_from_lengths, ragged
 from contracts.errors import ConfigurationError, ContractError, StageError
 from contracts.manifest import Account
 from contracts.params import Count
@@ -205,12 +205,7 @@ class _Entries:
     def first_repeat(self) -> int | None:
         """The first entry whose id stood before in its list, or None."""
         height, width = int(self.queries.max(initial=0)) + 1, int(self.ids.max(initial=0)) + 1
-        keys = (self.lists * height + self.queries) * width + self.ids
-        ordered = np.sort(keys)
-        if not (ordered[1:] == ordered[:-1]).any():
-            return None  # keys alone sort in a tenth of the time of one that says where they stood
-        order = np.argsort(keys, kind="stable")
-        return int(order[1:][keys[order][1:] == keys[order][:-1]].min())
+        return first_repeat((self.lists * height + self.queries) * width + self.ids)
 
 
 def _join(entries: _Entries, lists: int) -> tuple[IntArray, IntArray, Array]:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from checkpoints.run import create_run, load_plan, open_letters
+from checkpoints.run import create_or_load, load_plan, open_letters
 from checkpoints.verdict import verdict
-from contracts.errors import CheckpointError, ConfigurationError
+from contracts.errors import ConfigurationError
 from flows.commands.options import (
     ConfigOption,
     JsonOption,
@@ -86,10 +86,7 @@ def replay(
     if plan is None:
         ERR.print(f"run {run_id} has no query among its dead letters: nothing to replay", highlight=False)
         finish(verdict(opened, parent), as_json=json_)
-    try:
-        create_run(opened, plan)
-    except CheckpointError:  # the same replay was planned before, and may be finished
-        plan = load_plan(opened, plan.run_id)
+    plan = create_or_load(opened, plan)
     finish(carry_out(opened, plan, without_prefect=without_prefect), as_json=json_)
 
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from checkpoints.run import create_run, load_plan
-from contracts.errors import CheckpointError
+from checkpoints.run import create_or_load, load_plan
 from flows.commands.options import (
     ConfigOption,
     JsonOption,
@@ -65,11 +64,7 @@ def import_decisions(
     from flows.review import plan_review
 
     opened = store_of(store, config)
-    plan = plan_review(opened, load_plan(opened, run_id), str(file), config)
-    try:
-        create_run(opened, plan)
-    except CheckpointError:  # the same decisions were imported before, and the run may be finished
-        plan = load_plan(opened, plan.run_id)
+    plan = create_or_load(opened, plan_review(opened, load_plan(opened, run_id), str(file), config))
     finish(carry_out(opened, plan, without_prefect=without_prefect), as_json=json_)
 
 
