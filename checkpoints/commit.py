@@ -68,6 +68,7 @@ def commit(
     calls: Mapping[str, Mapping[str, int]] | None = None,
     tokens: int = 0,
     cost: float = 0.0,
+    graded_by: Mapping[str, int] | None = None,
     started_at: str,
     seconds: float,
 ) -> Manifest:
@@ -85,6 +86,7 @@ def commit(
         calls: how calls of services ended.
         tokens: that the calls were charged for.
         cost: of these tokens.
+        graded_by: how many passages who graded.
         started_at: ISO time, for people; takes no part in keys.
         seconds: how long it took to compute.
 
@@ -121,6 +123,7 @@ def commit(
         calls={name: dict(counts) for name, counts in (calls or {}).items()},
         tokens=tokens,
         cost=cost,
+        graded_by=dict(graded_by or {}),
         borrowed_from=None,
         started_at=started_at,
         seconds=seconds,

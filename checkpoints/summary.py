@@ -49,6 +49,7 @@ class Summary(BaseModel):
     removed: dict[str, int]
     candidates_out: int
     calls: dict[str, dict[str, int]]
+    graded_by: dict[str, int]
     problems: dict[int, list[str]]
 
     def holds(self, part: int) -> bool:
@@ -79,6 +80,7 @@ def summary_of(plan: RunPlan, entry: StagePlan, found: Sequence[Manifest | None]
         removed=added_up(account.removed for account in accounts),
         candidates_out=sum(account.candidates_out for account in accounts),
         calls=dict(calls_added_up(manifest.calls for manifest in there)),
+        graded_by=added_up(manifest.graded_by for manifest in there),
         problems={part: said for part, said in problems.items() if said},
     )
 

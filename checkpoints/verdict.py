@@ -199,12 +199,12 @@ def _notes(found: Found) -> Iterator[str]:
     """What is no fault, but worth a look: silent searches, calls that needed another try, and who graded."""
     calls = calls_added_up(summary.calls for summaries in found.values() for summary in summaries)
     for service, ended in calls.items():
-        if service == "graded_by":
-            yield f"passages graded by {', '.join(f'{by} {count}' for by, count in sorted(ended.items()))}"
-            continue
         if ended["no_match"] and not ended["ok"]:
             yield f"{service} found nothing for any of {ended['no_match']} queries"
         for outcome in ("failed", "refused", "timed_out"):
             if ended[outcome]:
                 yield f"{service}: {ended[outcome]} calls {outcome.replace('_', ' ')} and were made again"
+    graded = added_up(summary.graded_by for summaries in found.values() for summary in summaries)
+    if graded:
+        yield f"passages graded by {', '.join(f'{by} {count}' for by, count in sorted(graded.items()))}"
     yield from _emptied_stages(found)

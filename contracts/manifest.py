@@ -46,7 +46,8 @@ class Manifest(_Record):
     manifest of an earlier run of the same name is none of this run. `left_out` counts the queries
     that an earlier stage took out, `dead_letters` says what this one took out. `calls` counts, for
     each service that was called or searched, how the calls ended; `tokens` and `cost` are what the calls
-    were charged for, the cost by the prices in the settings.
+    were charged for, the cost by the prices in the settings. `graded_by` counts the passages by who graded
+    them, where a grader took part.
     """
 
     run_id: str
@@ -66,6 +67,7 @@ class Manifest(_Record):
     calls: dict[str, dict[str, int]] = {}
     tokens: Annotated[int, Ge(0)] = 0
     cost: Annotated[float, Ge(0)] = 0.0
+    graded_by: dict[str, int] = {}
     borrowed_from: str | None
     started_at: str
     seconds: float

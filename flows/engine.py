@@ -282,7 +282,7 @@ class Session:
         self._commit(
             entry, part, output.table, started, key_parts=key_parts, letters=letters, account=output.account,
             left_out=len(given.left_out), calls={**output.calls, **called},
-            tokens=spending.tokens, cost=spending.cost,
+            tokens=spending.tokens, cost=spending.cost, graded_by=output.graded_by,
         )  # fmt: skip
 
     def _without_faults(
@@ -315,6 +315,7 @@ class Session:
         calls: Mapping[str, Mapping[str, int]] | None = None,
         tokens: int = 0,
         cost: float = 0.0,
+        graded_by: Mapping[str, int] | None = None,
     ) -> None:
         self._lease.check()
         commit(
@@ -330,6 +331,7 @@ class Session:
             calls=calls,
             tokens=tokens,
             cost=cost,
+            graded_by=graded_by,
             started_at=now(),
             seconds=round(time.perf_counter() - started, 6),
         )

@@ -40,8 +40,9 @@ class Params(BaseParams):
         token_budget: how many tokens the texts of one context may have together, >= 1. A token is a
             run of word characters (letters, marks, digits, underscore) or a single other character
             that is not a space, so that a model's own tokeniser counts more, and far more in scripts
-            without spaces. At 1 the context is a single word; small budgets keep a passage of each
-            required family first; beyond the length of all passages the budget does nothing.
+            without spaces. At 1 the context is a single word; small budgets cut the passages of the
+            required families to keep something of each; beyond the length of all passages the budget does
+            nothing.
         strips: whether passages are cut into strips, of which those without enough of the question are left
             out before the budget is spent; `spans` then says what is shown. Off: a passage is shown whole,
             since an answer may share no word with its question (docs/decisions/016-strips-are-off.md).
@@ -125,8 +126,11 @@ def restore_families(
 def admit_within_budget(offsets: Array, leads: Array, tokens: Array, budget: int) -> Array:
     """How many tokens of each passage enter the context, -1 for one that is left out.
 
-    Passages that lead a family are asked first, then the others, each in rank order. One that does not
-    fit is left out and later ones may still fit; if the very first does not fit, it is cut.
+    Passages that lead a family go first. Where they do not fit together the longest are cut to one length, or to
+    one token less, so that each family keeps as much as the others leave it (max-min fair shares): shorter ones
+    are served first, of equal length the better-ranked; a family is lost only where there are more of them than
+    tokens. Then the others are asked in rank order: one that does not fit is left out and later ones may still
+    fit. Where no passage leads, the very first is cut if it does not fit.
 
     Args:
         offsets: (queries + 1,) int64, the passages of each query, in rank order.
@@ -139,13 +143,21 @@ def admit_within_budget(offsets: Array, leads: Array, tokens: Array, budget: int
     """
     admitted = np.full(len(tokens), -1, np.int64)
     for query in range(len(offsets) - 1):
-        left, first = budget, True
-        for leading in (True, False):
-            for place in range(offsets[query], offsets[query + 1]):
-                if leads[place] == leading and (first or tokens[place] <= left):
-                    admitted[place] = min(tokens[place], left)
-                    left -= admitted[place]
-                    first = False
+        left, places = budget, np.arange(offsets[query], offsets[query + 1])
+        leading = places[leads[places]]
+        leading = leading[np.argsort(tokens[leading], kind="mergesort")]  # stable: equal lengths stay in rank order
+        for served, place in enumerate(leading):
+            waiting = len(leading) - served
+            share = min(tokens[place], (left + waiting - 1) // waiting)
+            if share > 0 or tokens[place] == 0:
+                admitted[place] = share
+                left -= share
+        first = len(leading) == 0
+        for place in places[~leads[places]]:
+            if first or tokens[place] <= left:
+                admitted[place] = min(tokens[place], left)
+                left -= admitted[place]
+                first = False
     return admitted
 
 
@@ -425,8 +437,8 @@ STAGE = Stage(
     ),
     on_partial_failure="Joins and arithmetic: a shard that fails is a defect or a foreign snapshot; it fails whole.",
     known_failure=(
-        "A budget smaller than two passages leaves families out although they were found: `missing` names them and "
-        "the account counts `over_budget`."
+        "A budget smaller than the passages of the required families cuts them, maybe before what answers: the cited "
+        "spans end before their chunks do."
     ),
     roll_back="Rerun from context with the earlier token_budget; no earlier stage depends on it.",
 )

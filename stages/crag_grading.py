@@ -437,9 +437,8 @@ def crag_grading_table(
     )
     searched = Counter(outcome for outcome in outcomes if outcome in {"ok", "no_match"})
     calls = {"corrective_search": searched} if searched else {}
-    if grader is not None:
-        calls["graded_by"] = Counter(_GRADERS.take(pa.array(graded.graders)).to_pylist())
-    return StageOutput(table, _account(shard, graded), calls)
+    graded_by = Counter(_GRADERS.take(pa.array(graded.graders)).to_pylist()) if grader is not None else {}
+    return StageOutput(table, _account(shard, graded), calls, graded_by)
 
 
 def _selected(shard: _Shard) -> _Passages:

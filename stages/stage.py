@@ -19,12 +19,14 @@ from contracts.table import Row, check_table
 class StageOutput:
     """What a stage gives back: its table, where its candidates came from and went, and how its searches ended.
 
-    `calls` counts outcomes (`ok`, `no_match`) by service (`dense_search`, `keyword_search` ...).
+    `calls` counts outcomes (`ok`, `no_match`) by service (`dense_search`, `keyword_search` ...), `graded_by` the
+    passages by who graded them.
     """
 
     table: pa.Table
     account: Account
     calls: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    graded_by: Mapping[str, int] = field(default_factory=dict)
 
 
 def search_outcomes(lengths: IntArray) -> dict[str, int]:

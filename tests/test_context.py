@@ -275,6 +275,27 @@ def test_the_budget_admits_a_passage_of_each_required_family_first() -> None:
     assert ids(run(letters(), [row], token_budget=8)) == ["a", "b"]
 
 
+def test_long_passages_of_required_families_are_cut_so_that_none_is_lost() -> None:
+    chunks = {"a": "1 2 3 4 5 6 7 8 9", "b": "1 2", "c": "1 2 3 4 5 6 7", "d": "1"}
+    corpus = make_corpus([{"chunk_id": name, "text": text} for name, text in chunks.items()])
+    families = {"a": "policy", "b": "procedure", "c": "approval"}
+    row = {
+        "required": list(families.values()),
+        "graded": [graded(name, "correct", *filter(None, [families.get(name)])) for name in chunks],
+        "slots": 4,
+    }
+
+    def shown(budget: int) -> dict[str, str]:
+        (found,) = run(corpus, [row], token_budget=budget).table.column("candidates").to_pylist()
+        return {one["chunk_id"]: one["text"] for one in found}
+
+    assert shown(18) == {name: chunks[name] for name in "abc"}
+    assert shown(11) == {"a": "1 2 3 4", "b": "1 2", "c": "1 2 3 4 5"}
+    assert shown(3) == {"a": "1", "b": "1", "c": "1"}
+    assert shown(2) == {"b": "1", "c": "1"}
+    assert run(corpus, [row], token_budget=2).table.column("missing").to_pylist() == [["policy"]]
+
+
 def test_a_first_passage_beyond_the_budget_is_cut_on_a_token_border() -> None:
     corpus = make_corpus(
         [{"chunk_id": "a", "text": " Żółw's  shell, 3.5 kg"}, {"chunk_id": "b", "text": "tiny"}], language="none"
@@ -406,6 +427,7 @@ def test_the_kernels_work_by_hand() -> None:
     assert admit_within_budget(offsets, np.array([False, False, False]), tokens, 7).tolist() == [5, -1, 2]
     assert admit_within_budget(offsets, np.array([False, True, False]), tokens, 7).tolist() == [-1, 3, 2]
     assert admit_within_budget(offsets, np.repeat(~yes, 3), tokens, 4).tolist() == [4, -1, -1]
+    assert admit_within_budget(offsets, np.repeat(yes, 3), tokens, 4).tolist() == [1, 1, 2]
 
 
 FAMILIES = ["policy", "procedure", "approval"]
@@ -473,9 +495,16 @@ def built_slowly(row: Mapping[str, Any], budget: int) -> list[tuple[str, bool, i
     present.sort(key=listed.index)
 
     best = {family: next((one for one in present if family in one["families"]), None) for family in required}
-    leading = [one for one in present if one in best.values()]
-    admitted: dict[str, int] = {}
-    for one in [*leading, *(one for one in present if one not in leading)]:
+    leading = [one["chunk_id"] for one in present if one in best.values()]
+    admitted = dict.fromkeys(leading, 0)
+    while sum(admitted.values()) < budget:  # token by token, the shortest first
+        hungry = sorted((name for name in leading if admitted[name] < LENGTHS[name]), key=lambda name: admitted[name])
+        if not hungry:
+            break
+        level = [name for name in hungry if admitted[name] == admitted[hungry[0]]]
+        admitted[min(level, key=lambda name: (LENGTHS[name], leading.index(name)))] += 1
+    admitted = {name: tokens for name, tokens in admitted.items() if tokens}
+    for one in (one for one in present if one["chunk_id"] not in leading):
         tokens = LENGTHS[one["chunk_id"]]
         if tokens <= budget - sum(admitted.values()):
             admitted[one["chunk_id"]] = tokens

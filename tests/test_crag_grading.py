@@ -506,7 +506,7 @@ def test_the_grader_overrules_the_score_where_it_has_a_say() -> None:
     assert [one["kept"] for one in row["candidates"]] == [False, True, True]
     assert (row["action_before"], row["action"]) == ("correct", "correct")
     assert judge.calls == [["c0", "c1", "c2"]]
-    assert output.calls == {"graded_by": {"llm": 2, "score": 1}}
+    assert (output.calls, output.graded_by) == ({}, {"llm": 2, "score": 1})
 
 
 def test_the_grader_reads_what_the_model_reads() -> None:
@@ -563,7 +563,7 @@ def test_decisions_of_people_come_before_the_grader_and_before_the_score() -> No
     # c2 is incorrect by its score, but somebody has read it: it takes the slot, and c3 never comes up.
     assert by_whom(output) == [("c0", "correct", "llm"), ("c1", "incorrect", "file"), ("c2", "correct", "file")]
     assert judge.calls == [["c0"]], "what people have decided is not asked again"
-    assert output.calls == {"graded_by": {"llm": 1, "file": 2}}
+    assert (output.calls, output.graded_by) == ({}, {"llm": 1, "file": 2})
     alone = FileGrader({("q-0000", "c0"): "incorrect"})
     output = grade(simple_corpus(), ["zebra"], [selection(0.9, 0.9)], model=ReadByHand({}), grader=alone)
     assert by_whom(output) == [("c0", "incorrect", "file"), ("c1", "correct", "score")]
