@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from checkpoints.corpora import corpus_pointer
@@ -17,11 +18,13 @@ from checkpoints.lease import Lease, hold
 from checkpoints.manifests import manifests
 from checkpoints.published import published_pointer
 from checkpoints.run import load_plan, run_ids
+from checkpoints.scratch import sweep_scratch
 from checkpoints.store import Store
 from checkpoints.survey import MANIFEST, Bounds, Item, Survey, files_of, look_at_runs, survey
 from contracts.errors import CheckpointError, RunHeldError
 
 _AN_HOUR = 3600.0  # no write takes as long
+_A_DAY = timedelta(days=1)  # no estimate takes as long
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Collected:
 
     Attributes:
         items: every run, every remains of a run and every snapshot, with what goes of it.
-        unfinished: how many files of killed writers were removed.
+        unfinished: how many files of killed writers and estimates were removed.
     """
 
     items: list[Item]
@@ -73,7 +76,7 @@ def collect(store: Store, bounds: Bounds, *, dry_run: bool = False) -> Collected
     for item in found.items:
         if not item.kept:
             _remove_empty_folders(store, f"{'corpora' if item.kind == 'snapshot' else 'runs'}/{item.name}")
-    return Collected(found.items, store.sweep_unfinished(_AN_HOUR))
+    return Collected(found.items, store.sweep_unfinished(_AN_HOUR) + sweep_scratch(store, _A_DAY))
 
 
 def _hold_old_runs(store: Store, bounds: Bounds, stack: ExitStack) -> dict[str, Lease]:

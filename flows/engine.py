@@ -237,7 +237,8 @@ class Session:
             started = time.perf_counter()
             query_ids = log.query_ids(part)
             table, faults = self._without_faults(entry.stage, part, log.embedded, query_ids)
-            letters = letters_for(self.plan, entry.stage, part, log.rows(query_ids), faults)
+            faulty = [query_id for query_id in query_ids if query_id in faults]
+            letters = letters_for(self.plan, entry.stage, part, log.rows(faulty), faults) if faulty else []
             self._commit(entry, part, table, started, letters=letters)
 
         if entry.stage == "log_lines":

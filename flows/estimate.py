@@ -11,8 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoints.corpora import current_snapshot_id, load_snapshot
+from checkpoints.corpora import current_snapshot_id, load_snapshot, manifest_path
 from checkpoints.digests import sha256
+from checkpoints.scratch import scratch_store
 from checkpoints.store import Store
 from contracts.estimate import CalibrationFacts, ContextTokens, Estimate, ModelPairs, StageEstimate
 from contracts.manifest import RunPlan
@@ -26,7 +27,6 @@ from flows.sample_passes import (
     MeasuredResources,
     Pass,
     sample_settings,
-    scratch_store,
     timed_log_lines,
     timed_pairs,
     timed_pass,
@@ -109,7 +109,9 @@ def _calibrated(
     shard = size if count == distinct else min(size, -(-count // side_by_side))
     few = min(count, _FEW * side_by_side)
     resources, passes = MeasuredResources(store, sample_settings(settings, shard), snapshot_id), []
-    with tempfile.TemporaryDirectory(prefix="dartflow-") as folder, scratch_store(store, snapshot_id) as scratch:
+    with tempfile.TemporaryDirectory(prefix="dartflow-") as folder, scratch_store(store) as scratch:
+        # Its plans name the snapshot; the files of it are read where they lie.
+        scratch.write(manifest_path(snapshot_id), store.read(manifest_path(snapshot_id)))
         for number, (queries, part) in enumerate([(few, min(_FEW, shard)), (few, min(_FEW, shard)), (count, shard)]):
             progress("calibration", number, 4)
             path = Path(folder) / f"{number}.parquet"

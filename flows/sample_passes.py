@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +15,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from checkpoints.commit import commit, read_table
-from checkpoints.corpora import manifest_path
 from checkpoints.manifests import stage_folder
 from checkpoints.pair_scores import PairScores
 from checkpoints.run import create_run, stage_manifests
@@ -113,26 +109,6 @@ class _MeasuredSession(Session):
             self.seconds[entry.stage].append(time.perf_counter() - started)
 
         return timed
-
-
-@contextmanager
-def scratch_store(store: Store, snapshot_id: str) -> Iterator[Store]:
-    """A store below another one, on the same disk or in the same bucket, which is gone when the block ends.
-
-    It has the manifest of the snapshot, not its files. Its folder is called `estimate-` and eight hex digits;
-    only a process that is killed leaves it behind.
-    """
-    name = f"estimate-{secrets.token_hex(4)}"
-    scratch = Store(f"{store.uri.rstrip('/')}/{name}" if store.root is None else str(store.root / name))
-    try:
-        scratch.write(manifest_path(snapshot_id), store.read(manifest_path(snapshot_id)))
-        yield scratch
-    finally:
-        if scratch.root is not None:
-            shutil.rmtree(scratch.root)
-        else:
-            for path in [*scratch.files("corpora"), *scratch.files("runs")]:
-                scratch.delete(path)
 
 
 def write_sample(log: QueryLog, count: int, path: Path) -> None:

@@ -229,7 +229,7 @@ def show_collected(collected: Collected, *, dry_run: bool) -> None:
     size = size_of(sum(item.bytes for item in collected.items))
     OUT.print(f"{files} files, {size}: {'nothing is removed in a dry run' if dry_run else 'removed'}", highlight=False)
     if collected.unfinished:
-        OUT.print(f"{collected.unfinished} unfinished files of killed writers removed", highlight=False)
+        OUT.print(f"{collected.unfinished} unfinished files of killed processes removed", highlight=False)
 
 
 def show_cost(rows: Sequence[CostRow], total: Mapping[str, float]) -> None:

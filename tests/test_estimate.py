@@ -248,12 +248,12 @@ def test_nothing_is_left_in_the_store(store, tmp_path):
     estimate(store, small_settings(tmp_path), tmp_path / "queries.jsonl")
 
     assert contents(store) == before
-    assert [path.name for path in store.root.iterdir() if path.name.startswith("estimate-")] == []
+    assert list((store.root / "scratch").iterdir()) == []
 
 
 def test_nothing_is_left_when_it_fails(store, tmp_path):
     def interrupted(*_) -> None:
-        assert any(path.name.startswith("estimate-") for path in store.root.iterdir())
+        assert store.files("scratch")
         raise KeyboardInterrupt
 
     before = contents(store)
@@ -261,7 +261,7 @@ def test_nothing_is_left_when_it_fails(store, tmp_path):
         estimate(store, small_settings(tmp_path), tmp_path / "queries.jsonl", progress=interrupted)
 
     assert contents(store) == before
-    assert not any(path.name.startswith("estimate-") for path in store.root.iterdir())
+    assert list((store.root / "scratch").iterdir()) == []
 
 
 def test_a_bucket_is_estimated_in_the_bucket_and_left_as_it_was(tmp_path):

@@ -398,6 +398,16 @@ def test_unfinished_files_go_after_an_hour(store):
     assert [path.name for path in folder.iterdir()] == ["young"]
 
 
+def test_scratch_stores_of_killed_estimates_go_after_a_day(store):
+    now = datetime.now(UTC)
+    names = [f"{now - timedelta(hours=hours):%Y%m%d-%H%M%S}-0123abcd" for hours in (25, 23)]
+    for name in (*names, "20200101-000000-of-mine"):
+        store.write(f"scratch/{name}/runs/one/run.json", b"half")
+    assert collect(store, bounds(keep=1), dry_run=True).unfinished == 0
+    assert collect(store, bounds(keep=1)).unfinished == 1
+    assert store.folders("scratch") == sorted((names[1], "20200101-000000-of-mine"))
+
+
 def save_old_snapshot(store: Store, snapshot_id: str, days: float) -> None:
     made = load_snapshot(store, "corpus-1")
     save_snapshot(
