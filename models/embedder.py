@@ -45,9 +45,9 @@ class EmbedderParams(Params):
     Attributes:
         provider: `use-multilingual` computes them with the embedded model (512 dimensions, English,
             Spanish, Polish and more in one space, about 40 passages a second); `e5-small` with
-            multilingual-e5-small (384 dimensions, about 100 languages, many times slower: about a
-            second and more for a passage), where the extra `e5` is installed; `precomputed` takes the column
-            `embedding` of the corpus and of the query log.
+            multilingual-e5-small (384 dimensions, about 100 languages, 1.5 abstracts of 250 words or 90
+            questions a second on two cores; better, see docs/benchmarks.md), where the extra `e5` is installed;
+            `precomputed` takes the column `embedding` of the corpus and of the query log.
         name: for `precomputed`, the name of the model that made the vectors; it is recorded with the
             snapshot, and a query log under another name is refused.
     """
