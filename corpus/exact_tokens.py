@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from contracts.columns import Array, Ragged, as_numpy
+from contracts.columns import Array, Ragged
 from corpus.corpus import Corpus
 
 _QUOTED = re.compile(
@@ -77,14 +75,13 @@ def exact_shares(texts: Sequence[str], candidates: Ragged, corpus: Corpus) -> Ar
     shares = np.zeros(len(candidates.values))
     tokens = {query: found for query, text in enumerate(texts) if (found := exact_tokens(text))}
     concerned = np.unique(candidates.values[np.isin(candidates.rows, list(tokens))])
-    passages = pa.array(corpus.passage_texts(concerned), pa.large_string())
+    passages = corpus.passage_texts(concerned)
     for query, found in tokens.items():
         part = slice(candidates.offsets[query], candidates.offsets[query + 1])
-        own = passages.take(pa.array(np.searchsorted(concerned, candidates.values[part])))
+        own = [passages[place] for place in np.searchsorted(concerned, candidates.values[part])]
         for token in found:
-            there = as_numpy(pc.match_substring(own, token)).copy()
             pattern = _standing_alone(token)  # for the few passages that hold the token at all
-            there[there] = [bool(pattern.search(text)) for text in own.filter(pa.array(there)).to_pylist()]
-            shares[part] += there
+            # Python looks for a token ten times as fast as Arrow, which reads character by character.
+            shares[part] += [token in text and pattern.search(text) is not None for text in own]
         shares[part] /= len(found)
     return shares

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import re2
 
 from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
 from contracts.evidence import Context, Share
@@ -21,6 +20,7 @@ from contracts.table import build_table
 from corpus.compiled import kernel
 from corpus.corpus import Corpus
 from corpus.strips import Span, first_characters, kept_spans, recomposed
+from corpus.tokens import count_tokens, cut_text
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
 # What is cited of a stage's ranking.
@@ -28,9 +28,6 @@ _CITED = ("query_id", "candidates.rank", "candidates.chunk_id", "candidates.scor
 
 # How the reason of a restored passage names who graded it.
 _BECAUSE_OF = {"score": "with score", "llm": "by the llm, with score", "file": "by the file of grades, with score"}
-
-# RE2's own \w and \s know ASCII alone. One engine counts (in Arrow) and cuts (in Python).
-_TOKEN = r"[\p{L}\p{M}\p{N}_]+|[^\p{L}\p{M}\p{N}_\p{Z}\p{Cc}]"  # noqa: S105 - a pattern, not a password
 
 
 class Params(BaseParams):
@@ -159,21 +156,6 @@ def admit_within_budget(offsets: Array, leads: Array, tokens: Array, budget: int
                 left -= admitted[place]
                 first = False
     return admitted
-
-
-def count_tokens(texts: pa.Array) -> IntArray:
-    """(texts,) int64: runs of word characters and single other characters that are not spaces."""
-    distinct = texts.dictionary_encode()  # popular passages stand in many contexts, and to count is slow
-    counts = as_numpy(pc.count_substring_regex(distinct.dictionary, pattern=_TOKEN)).astype(np.int64)
-    return counts[as_numpy(distinct.indices)]
-
-
-def cut_text(text: str, tokens: int) -> str:
-    """The text up to the end of its `tokens`-th token."""
-    end = 0
-    for _, token in zip(range(tokens), re2.finditer(_TOKEN, text), strict=False):
-        end = token.end()
-    return text[:end]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from contracts.table import Row, check_table, schema
 from corpus.corpus import Corpus
 from corpus.strips import cut_into_strips, first_characters, kept_spans, recomposed
 from corpus.tokeniser import Tokeniser, TokeniserParams
-from stages.context import STAGE, Params, admit_within_budget, count_tokens, cut_text, restore_families
+from corpus.tokens import count_tokens, cut_text
+from stages.context import STAGE, Params, admit_within_budget, restore_families
 from stages.stage import StageOutput
 from tests.corpora import make_corpus, make_queries
 
