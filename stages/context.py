@@ -214,7 +214,7 @@ def context_table(
     restorable = ~kept & incorrect & selected
     present, restored_for = restore_families(graded.offsets, required.lengths, passages.serves, kept, restorable, slots)
     offered = passages.take(present)
-    texts, spans = _refined(offered, queries, corpus, params)
+    texts, strips = _refined(offered, queries, corpus, params)
     tokens = count_tokens(texts)
     admitted = admit_within_budget(offered.offsets(len(queries)), offered.leads(), tokens, params.token_budget)
 
@@ -230,7 +230,10 @@ def context_table(
     values = {
         **_source_fields(final.rows, corpus),
         **_text_fields(
-            texts.filter(pa.array(fits)), list(compress(spans, fits)), admitted[fits] < tokens[fits], admitted[fits]
+            texts.filter(pa.array(fits)),
+            None if strips is None else list(compress(strips, fits)),
+            admitted[fits] < tokens[fits],
+            admitted[fits],
         ),
         **_grading_fields(final, graded, required, restored_for),
         "rescued": _cited(family_rescue, ("rescued",), final, corpus)["rescued"].fill_null(False),
@@ -273,11 +276,11 @@ def _serves(graded: Ragged, required: Ragged) -> Array:
 
 def _refined(
     offered: _Passages, queries: pa.Table, corpus: Corpus, params: Params
-) -> tuple[pa.Array, list[list[Span]]]:
-    """The text of each passage that is offered, and the spans of its chunk that it consists of."""
+) -> tuple[pa.Array, list[list[Span]] | None]:
+    """The text of each offered passage, and the spans of its chunk that it consists of; None for whole chunks."""
     texts = corpus.column("text").take(pa.array(offered.rows, pa.int64()))
     if not params.strips:
-        return texts, [[(0, length)] for length in pc.utf8_length(texts).to_pylist()]
+        return texts, None
     # The raw text of whichever line came first: its terms are those of the normalised text.
     questions, whole = queries.column("text").to_pylist(), texts.to_pylist()
     spans = [
@@ -288,16 +291,21 @@ def _refined(
     return pa.array(shown, pa.string()), spans
 
 
-def _text_fields(texts: pa.Array, spans: list[list[Span]], cut: Array, admitted: IntArray) -> dict[str, Any]:
-    """The texts with their spans, those admitted in part cut on a token border."""
+def _text_fields(texts: pa.Array, strips: list[list[Span]] | None, cut: Array, admitted: IntArray) -> dict[str, Any]:
+    """The texts with their spans, those admitted in part cut on a token border; without strips each has one span."""
     places = np.flatnonzero(cut)
     parts = [cut_text(texts[int(place)].as_py(), int(admitted[place])) for place in places]
-    for place, part in zip(places, parts, strict=True):
-        spans[place] = first_characters(spans[place], len(part))
-    borders = np.array([border for some in spans for border in some], dtype=np.int32).reshape(-1, 2)
-    offsets = offsets_from_lengths(np.array([len(some) for some in spans], dtype=np.int64))
+    shown = pc.replace_with_mask(texts, pa.array(cut), pa.array(parts, pa.string()))
+    if strips is None:
+        offsets, ends = np.arange(len(texts) + 1), as_numpy(pc.utf8_length(shown))
+        borders = np.stack([np.zeros_like(ends), ends], axis=1)
+    else:
+        for place, part in zip(places, parts, strict=True):
+            strips[place] = first_characters(strips[place], len(part))
+        offsets = offsets_from_lengths(np.array([len(some) for some in strips], dtype=np.int64))
+        borders = np.array([border for some in strips for border in some], dtype=np.int32).reshape(-1, 2)
     return {
-        "text": pc.replace_with_mask(texts, pa.array(cut), pa.array(parts, pa.string())),
+        "text": shown,
         "span_start": borders[offsets[:-1], 0],
         "span_end": borders[offsets[1:] - 1, 1],
         "spans": Ragged(offsets, {"start": borders[:, 0], "end": borders[:, 1]}),
