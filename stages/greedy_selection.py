@@ -210,8 +210,11 @@ def dartboard(
     """
     picks = np.full((len(offsets) - 1, k), -1, np.int64)
     log_gains = np.full(picks.shape, -np.inf, np.float64)
-    at_zero = np.repeat(densities_at_zero, np.diff(pair_offsets))
-    spread = np.exp(diversity_weight * (document_log_densities - at_zero))
+    spread = np.repeat(densities_at_zero, np.diff(pair_offsets))
+    # exp(weight * (density - density at 0)), in place: fresh memory for each step takes as long as the steps.
+    np.subtract(document_log_densities, spread, out=spread)
+    spread *= diversity_weight
+    np.exp(spread, out=spread)
     _dartboard(
         offsets, query_log_densities, pair_offsets, document_log_densities, spread, densities_at_zero,
         relevance_weight, diversity_weight, picks, log_gains,
