@@ -34,15 +34,11 @@ class Scopes:
     @classmethod
     def of(cls, queries: pa.Table) -> Scopes:
         """Reads the columns `groups` and `filters` of a table of distinct queries."""
-        scopes = [
-            Scope(tuple(groups), tuple((pair["key"], pair["value"]) for pair in filters))
-            for groups, filters in zip(
-                queries.column("groups").to_pylist(), queries.column("filters").to_pylist(), strict=True
-            )
-        ]
-        distinct = tuple(sorted(set(scopes), key=lambda scope: json.dumps([scope.groups, scope.filters])))
-        place = {scope: number for number, scope in enumerate(distinct)}
-        return cls(distinct, np.array([place[scope] for scope in scopes], dtype=np.int64))
+        pairs = zip(queries.column("groups").to_pylist(), queries.column("filters").to_pylist(), strict=True)
+        keys = [(tuple(groups), tuple((one["key"], one["value"]) for one in filters)) for groups, filters in pairs]
+        distinct = sorted(set(keys), key=json.dumps)
+        place = {key: number for number, key in enumerate(distinct)}
+        return cls(tuple(Scope(*key) for key in distinct), np.array([place[key] for key in keys], dtype=np.int64))
 
     @classmethod
     def single(cls, scope: Scope, queries: int) -> Scopes:
