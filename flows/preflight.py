@@ -11,8 +11,7 @@ from contracts.errors import CheckpointError, ConfigurationError
 from contracts.evidence import EvidencePlan
 from flows.settings import Settings, validated
 from models.api_keys import read_keys
-from models.cross_encoder_settings import http_key
-from models.grader_settings import is_path
+from models.endpoint_settings import is_path
 
 # Of the section `corpus` this alone is a choice of the reader; the rest is fixed when a snapshot is made.
 _READERS_CHOICE = frozenset({"collapse_identical_texts"})
@@ -54,8 +53,8 @@ def settings_of_run(settings: Settings, snapshot: CorpusSnapshot) -> Settings:
     tree["family_rescue"]["plan"] = _absolute(settings.family_rescue.plan)
     tree["cross_encoder"]["folder"] = _absolute(settings.cross_encoder.folder)
     tree["cross_encoder"]["column"]["file"] = _absolute(settings.cross_encoder.column.file)
-    keys = settings.grader.keys
-    tree["grader"]["keys"] = _absolute(keys) if keys is not None and is_path(keys) else keys
+    tree["cross_encoder"]["http"]["keys"] = _absolute_place(settings.cross_encoder.http.keys)
+    tree["grader"]["keys"] = _absolute_place(settings.grader.keys)
     file = settings.grader.file
     tree["grader"]["file"] = _absolute(file) if file is not None and digest_in(file) is None else file
     return validated(tree)
@@ -68,9 +67,9 @@ def check_keys(settings: Settings) -> None:
         ConfigurationError: they are not.
     """
     if settings.grader.provider == "llm":
-        read_keys(settings.grader.keys)
+        read_keys("grader", settings.grader.keys)
     if settings.cross_encoder.provider == "http":
-        http_key(settings.cross_encoder.http)
+        read_keys("cross_encoder.http", settings.cross_encoder.http.keys)
 
 
 def _made_with(settings: Settings, snapshot: CorpusSnapshot) -> dict[str, Any]:
@@ -107,3 +106,8 @@ def check_plan_keys(plan: EvidencePlan | None, snapshot: CorpusSnapshot) -> None
 def _absolute(path: str | None) -> str | None:
     """A path that means the same from every working directory, now and at the next rerun."""
     return None if path is None else str(Path(path).expanduser().resolve())
+
+
+def _absolute_place(keys: str | None) -> str | None:
+    """The place of API keys; a path is made to mean the same from everywhere."""
+    return _absolute(keys) if keys is not None and is_path(keys) else keys

@@ -27,6 +27,7 @@ from corpus.recognition import check_plan_patterns
 from flows.decision_files import file_digest, open_decisions
 from flows.settings import Settings
 from loading.identity import normalised
+from models.api_keys import read_keys
 from models.cross_encoder import CachedCrossEncoder, CorpusTexts, CrossEncoder, model_id_of, open_cross_encoder
 from models.embedder import embedder_model_id
 from models.file_grader import FileGrader, model_id_with
@@ -95,10 +96,10 @@ class Resources:
         params = self._settings.grader
         if params.provider == "score":
             return None
-        from models.api_keys import read_keys  # noqa: PLC0415 - only who asks a service needs a client of it
-        from models.llm_grader import LlmGrader  # noqa: PLC0415
+        from models.llm_grader import LlmGrader  # noqa: PLC0415 - only who asks a service needs a client of it
 
-        return LlmGrader(params, Transcripts(self._store, llm_model_id(params), self._run_id), read_keys(params.keys))
+        transcripts = Transcripts(self._store, llm_model_id(params), self._run_id)
+        return LlmGrader(params, transcripts, read_keys("grader", params.keys))
 
     @cached_property
     def plan(self) -> EvidencePlan | None:

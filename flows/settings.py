@@ -39,7 +39,9 @@ from stages.sparse_search import Params as SparseSearchParams
 Share = Annotated[float, Ge(0), Le(1)]
 
 # Settings that say where a secret is: what is refused may be the secret itself.
-_SECRETS = frozenset({"grader.keys", "grader.base_url"})
+_SECRETS = frozenset({
+    "grader.keys", "grader.base_url", "cross_encoder.http.keys", "cross_encoder.http.base_url",
+})  # fmt: skip
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 

@@ -10,42 +10,46 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.errors import ConfigurationError, RefusedError, TransientError
-from models.grader_settings import is_path
+from models.endpoint_settings import is_path
 
-# A service that wants us to wait longer than this is told off for now; the shard may be tried again.
-_LONGEST_WAIT_SECONDS = 300.0
 # Where a service does not say how long to wait: 2 s, doubled with each refusal in a row.
 _COOL_DOWN_SECONDS, _LONGEST_COOL_DOWN_SECONDS = 2.0, 60.0
 # Shorter ones are stand-ins for services that want none, and might be any word of an answer.
 _SHORTEST_SECRET = 8
 
 
-def read_keys(keys: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The keys that the setting `grader.keys` names, in the order of files and lines; [""] where none is sent.
+def read_keys(section: str, keys: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """The keys that a setting names, in the order of files and lines; [""] where none is sent.
+
+    Args:
+        section: the settings that have it, for errors, as in `grader`.
+        keys: the setting: a variable, a file or a folder.
+        environment: where variables are.
 
     Raises:
         ConfigurationError: nothing is there, or something that is no key. What was found is not shown.
     """
     if keys is None:
         return [""]
-    text = _text_of(Path(keys).expanduser()) if is_path(keys) else environment.get(keys, "")
+    text = _text_of(section, Path(keys).expanduser()) if is_path(keys) else environment.get(keys, "")
     found = list(dict.fromkeys(text.replace(",", "\n").split()))
     if not found or not all(key.isascii() and key.isprintable() for key in found):
         raise ConfigurationError(
-            "setting grader.keys", "names no API keys", got=keys, want="one key a line, of printable ASCII characters",
+            f"setting {section}.keys", "names no API keys", got=keys,
+            want="one key a line, of printable ASCII characters",
             next_step="Set the environment variable, or mount the secret.",
         )  # fmt: skip
     return found
 
 
-def _text_of(path: Path) -> str:
+def _text_of(section: str, path: Path) -> str:
     try:
         # A mounted folder of secrets has hidden entries beside the files that it shows.
         files = [path] if not path.is_dir() else sorted(one for one in path.iterdir() if not one.name.startswith("."))
         return "\n".join(file.read_text(encoding="utf-8") for file in files if file.is_file() or file == path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            "setting grader.keys", "cannot be read", got=f"{path} ({type(error).__name__})",
+            f"setting {section}.keys", "cannot be read", got=f"{path} ({type(error).__name__})",
             want="a file with one key a line, or a folder of such files", next_step="Mount the secret.",
         ) from None  # fmt: skip
 
@@ -66,52 +70,63 @@ class ApiKeys:
     Args:
         keys: at least one; "" sends none.
         where: names the service in errors.
+        setting: names the setting that they are from.
     """
 
-    def __init__(self, keys: Sequence[str], where: str) -> None:
+    def __init__(self, keys: Sequence[str], where: str, setting: str) -> None:
         self._keys = list(keys)
         self._where = where
+        self._setting = setting
+        self._refusal = ""
         self._states = [_State() for _ in keys]
         self._uses = 0
         self._changed = threading.Condition()
 
-    def next(self) -> int:
+    def next(self, until: float) -> int:
         """The number of the key that has rested longest; waits while all of them cool down.
+
+        Args:
+            until: when waiting ends, on the monotonic clock.
 
         Raises:
             RefusedError: no key is left.
-            TransientError: all of them cool down for minutes.
+            TransientError: all of them cool down for longer.
         """
         with self._changed:
-            while True:
-                left = [number for number, state in enumerate(self._states) if not state.out]
-                if not left:
-                    raise RefusedError(
-                        self._where, "refuses every API key", got=f"{len(self._keys)} keys",
-                        next_step="Correct the keys that `grader.keys` names, and `dartflow resume` the run.",
-                    )  # fmt: skip
-                wait = min(self._states[number].free_at for number in left) - time.monotonic()
-                if wait <= 0:
-                    break
-                if wait > _LONGEST_WAIT_SECONDS:
+            while (rest := self.rest_seconds()) > 0:
+                patience = max(0.0, until - time.monotonic())
+                if rest > patience:
                     raise TransientError(
-                        self._where, "wants to be asked later", got=f"in {wait:.0f} s",
-                        want=f"at most {_LONGEST_WAIT_SECONDS:.0f} s", next_step="Try again then, or add a key.",
+                        self._where, "wants to be asked later", got=f"in {rest:.0f} s",
+                        want=f"at most {patience:.0f} s", next_step="Try again then, or add a key.",
                     )  # fmt: skip
-                self._changed.wait(wait)
-            free = [number for number in left if self._states[number].free_at <= time.monotonic()]
+                self._changed.wait(rest)
+            now = time.monotonic()
+            free = [number for number, state in enumerate(self._states) if not state.out and state.free_at <= now]
+            if not free:
+                raise RefusedError(
+                    self._where, "refuses every API key", got=f"{len(self._keys)} keys, the last with {self._refusal}",
+                    next_step=f"Correct `{self._setting}`, and `dartflow resume` the run.",
+                )  # fmt: skip
             chosen = min(free, key=lambda number: self._states[number].used)
             self._uses += 1
             self._states[chosen].used = self._uses
             return chosen
 
+    def rest_seconds(self) -> float:
+        """How long all keys that are left still cool down; 0 where one is free, or none is left."""
+        with self._changed:
+            at = min((state.free_at for state in self._states if not state.out), default=0.0)
+        return max(0.0, at - time.monotonic())
+
     def text(self, number: int) -> str:
         """The key itself, for the header of a request alone."""
         return self._keys[number]
 
-    def take_out(self, number: int) -> None:
-        """Uses a key no more."""
+    def take_out(self, number: int, said: str) -> None:
+        """Uses a key no more, since the service said this."""
         with self._changed:
+            self._refusal = said
             self._states[number].out = True
             self._changed.notify_all()
 

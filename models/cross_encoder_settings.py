@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from annotated_types import Ge, Gt, MinLen
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from contracts.errors import ConfigurationError
 from contracts.params import Count, Params
+from models.endpoint_settings import Address, KeyPlace
 
 # What a given score is: a sigmoid makes a probability of a logit.
 Scores = Literal["probability", "logit"]
@@ -24,7 +21,9 @@ class HttpParams(Params):
         base_url: where its `/rerank` lies, as in https://api.jina.ai/v1 or http://localhost:8000. It is written
             down with the run and is no place for a key.
         model: the name of the model, as the service knows it.
-        key_variable: the environment variable that holds the API key, as in JINA_API_KEY; null sends none.
+        keys: where API keys are: the name of an environment variable in capitals, as in JINA_API_KEY, or a path
+            that begins with /, ./, ../ or ~/: a file with one key a line, or a folder of such files. Several keys
+            are used in turn. Null sends none. A key itself is refused here.
         scores: what the service calls relevance_score: a `probability` in [0, 1] (0 and 1 count as within 1e-9
             of them), or a `logit`.
         passages_per_request: how many passages of a query go in one request at the most, >= 1. A service that
@@ -35,25 +34,13 @@ class HttpParams(Params):
         timeout_seconds: when a request is given up, > 0; the shard is then tried again (executor.retries).
     """
 
-    base_url: str | None = None
+    base_url: Address | None = None
     model: Annotated[str, MinLen(1)] | None = None
-    key_variable: Annotated[str, MinLen(1)] | None = None
+    keys: KeyPlace | None = None
     scores: Scores = "probability"
     passages_per_request: Count = 64
     passage_characters: Count = 8000
     timeout_seconds: Annotated[float, Gt(0)] = 60.0
-
-    @field_validator("base_url")
-    @classmethod
-    def _an_address_and_no_more(cls, base_url: str | None) -> str | None:
-        if base_url is None:
-            return None
-        parts = urlsplit(base_url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("want http:// or https://, a host and perhaps a path")
-        if "@" in parts.netloc:
-            raise ValueError("a name or password has no place in an address: use key_variable")
-        return base_url.rstrip("/")
 
 
 class ColumnParams(Params):
@@ -101,25 +88,8 @@ class CrossEncoderParams(Params):
 
 def http_model_id(params: HttpParams) -> str:
     """Everything that a score of the service may depend on, but for what it changes behind the same name."""
-    address = (params.base_url or "").partition("://")[2]
+    address = (params.base_url or "").partition("://")[2].rstrip("/")
     return (
         f"http {address} {params.model} {params.scores}, {params.passage_characters} characters, "
         f"{params.passages_per_request} a request"
     )
-
-
-def http_key(params: HttpParams, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The API key, from the environment; None where none is sent.
-
-    Raises:
-        ConfigurationError: the variable holds no key. What it holds is not shown.
-    """
-    if params.key_variable is None:
-        return None
-    key = environment.get(params.key_variable, "").strip()
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigurationError(
-            "setting cross_encoder.http.key_variable", "names no API key", got=params.key_variable,
-            want="an environment variable with one key", next_step="Set the variable, or null to send no key.",
-        )  # fmt: skip
-    return key

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
 
 from annotated_types import Ge, Gt, Le
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 
 from contracts.params import Count, Params
-
-# What a name of a variable looks like, and how a path must begin: a key that was pasted in looks like neither.
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
-_PATH = re.compile(r"(/|\./|\.\./|~/).*", re.DOTALL)
-_ADDRESS = re.compile(r"https?://[^/?#@\s]+(/[^?#@\s]*)?")
+from models.endpoint_settings import Address, KeyPlace
 
 
 class PriceParams(Params):
@@ -61,9 +55,9 @@ class GraderParams(Params):
     """
 
     provider: Literal["score", "llm"] = "score"
-    base_url: str | None = None
+    base_url: Address | None = None
     model: str | None = None
-    keys: str | None = None
+    keys: KeyPlace | None = None
     requests_per_minute: Count | None = None
     concurrent_requests: Annotated[int, Ge(1), Le(1024)] = 4
     token_budget: Annotated[int, Ge(1)] | None = 1_000_000
@@ -74,32 +68,11 @@ class GraderParams(Params):
     prices: PriceParams = PriceParams()
     file: str | None = None
 
-    @field_validator("keys")
-    @classmethod
-    def _names_a_place(cls, keys: str | None) -> str | None:
-        if keys is not None and not (_VARIABLE.fullmatch(keys) or _PATH.fullmatch(keys)):
-            raise ValueError("the name of an environment variable in capitals, or a path that begins with / or ./")
-        return keys
-
-    @field_validator("base_url")
-    @classmethod
-    def _holds_no_credentials(cls, base_url: str | None) -> str | None:
-        if base_url is not None and not _ADDRESS.fullmatch(base_url):
-            raise ValueError("http:// or https://, a host and a path; no user, query or fragment")
-        if base_url is not None:
-            urlsplit(base_url).port  # noqa: B018 - raises ValueError where it is none
-        return base_url
-
     @model_validator(mode="after")
     def _model_is_named(self) -> Self:
         if self.provider == "llm" and not (self.base_url and self.model):
             raise ValueError("provider llm needs base_url and model")
         return self
-
-
-def is_path(keys: str) -> bool:
-    """Whether `keys` is a path; else it is the name of an environment variable."""
-    return _PATH.fullmatch(keys) is not None
 
 
 def llm_model_id(params: GraderParams) -> str:

@@ -10,7 +10,8 @@ from threading import Lock
 import stamina
 
 from contracts.errors import InvalidAnswerError, ModelError, RefusedError, TransientError
-from models.chat import ChatClient, Reply, UnansweredError
+from models.chat import chat_endpoint
+from models.endpoint import Reply, UnansweredError
 from models.grade_request import GradeRequest, body_of, grade_request, hash_of, parsed, read_grade, usage_in
 from models.grader import Grade, Pair
 from models.grader_settings import GraderParams, llm_model_id
@@ -38,7 +39,7 @@ class LlmGrader:
     def __init__(self, params: GraderParams, transcripts: Transcripts, keys: Sequence[str]) -> None:
         self._params = params
         self._transcripts = transcripts
-        self._client = ChatClient(params, keys)
+        self._endpoint = chat_endpoint(params, keys)
         self._budget = TokenBudget(params.token_budget, transcripts.spent(), transcripts.run_id)
         self._pool = ThreadPoolExecutor(params.concurrent_requests, "grader")
         self._where = f"grader {params.model}"
@@ -145,7 +146,7 @@ class LlmGrader:
         charged = 0
         try:
             try:
-                reply = self._client.send(request.body)
+                reply = self._endpoint.post(request.body)
             except UnansweredError as error:
                 charged = most.tokens
                 self._keep(request, spending, "unanswered", most, because=str(error), ended=outcome_of(error))

@@ -101,7 +101,7 @@ SETTINGS: dict[str, tuple[str, frozenset[str] | None]] = {
     # What another provider would use; what these do to its id is for tests of that provider.
     "cross_encoder.http.base_url": ("http://localhost:8000", NOTHING),
     "cross_encoder.http.model": ("reranker", NOTHING),
-    "cross_encoder.http.key_variable": ("RERANK_KEY", NOTHING),
+    "cross_encoder.http.keys": ("RERANK_KEYS", NOTHING),
     "cross_encoder.http.scores": ("logit", NOTHING),
     "cross_encoder.http.passages_per_request": ("9", NOTHING),
     "cross_encoder.http.passage_characters": ("900", NOTHING),
