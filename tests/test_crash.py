@@ -98,6 +98,7 @@ def test_a_run_that_is_killed_in_a_stage_is_finished_by_resume(
         ("beating", "again .*lease/"),
         ("rerun", "part-"),
         ("replay", "part-"),
+        ("replay", "before link .*family_searches/part-00002"),
         ("first publish", "published/history"),
         ("publish", "published/current"),
         ("rollback", "published/current"),

@@ -202,11 +202,15 @@ def _begun(job: Job) -> set[tuple[str, int]]:
     if job.scenario.plan is None:
         return set()
     plan = job.scenario.plan
-    parts = dict(_parts_of_queries(job.scenario.after, plan.run_id))
-    for replay in plan.replays:
-        parts |= {query.query_id: replay.shard for query in replay.queries}
-    begun = [line.split() for line in lines_of(job.units)]
-    return {(stage, 0 if stage in RUNS_ONCE else parts[query_id]) for stage, query_id in begun}
+    parts = _parts_of_queries(job.scenario.after, plan.run_id)
+    replayed = {query.query_id: replay.shard for replay in plan.replays for query in replay.queries}
+
+    def part(stage: str, query_id: str) -> int:
+        if query_id in replayed:
+            return replayed[query_id]
+        return 0 if stage in RUNS_ONCE else parts[query_id]
+
+    return {(stage, part(stage, query_id)) for stage, query_id in (line.split() for line in lines_of(job.units))}
 
 
 @cache
