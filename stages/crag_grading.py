@@ -526,9 +526,15 @@ def _candidates(graded: _Passages, count: int, corpus: Corpus) -> Ragged:
 
 
 def _account(shard: _Shard, graded: _Passages) -> Account:
-    chunks = len(shard.corpus.chunks)
-    ranked = np.isin(graded.queries * chunks + graded.rows, shard.ranking.rows * chunks + shard.rows)
-    added, removed = int((~ranked).sum()), len(shard.rows) - int(ranked.sum())
+    # All but corrective hits come from the ranking; these are looked for among the candidates of their queries alone.
+    hits, chunks = graded.origins == _CORRECTIVE, len(shard.corpus.chunks)
+    searched = np.zeros(len(shard.texts), dtype=bool)
+    searched[graded.queries[hits]] = True
+    among = searched[shard.ranking.rows]
+    keys = shard.ranking.rows[among] * chunks + shard.rows[among]
+    ranked_hits = int(np.isin(graded.queries[hits] * chunks + graded.rows[hits], keys).sum())
+    ranked = len(graded.rows) - int(hits.sum()) + ranked_hits
+    added, removed = len(graded.rows) - ranked, len(shard.rows) - ranked
     return Account(
         candidates_in=len(shard.rows),
         added={"corrective": added} if added else {},
