@@ -1,15 +1,49 @@
-"""selection: which candidates of a query are taken: for its families, spread over documents, and never a copy."""
+"""selection: which candidates are taken: for families, spread over documents, into free slots, and never a copy.
+
+Kernels that call each other stand in this one file: compiled code is kept on disk by file, and would not notice a
+change in another one.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from contracts.columns import Array, IntArray
+from contracts.columns import Array
 from corpus.compiled import kernel
 
+# Stands for no bound where a number is asked for.
+NO_BOUND = 2**31 - 1
+# What `fill_slots` takes a passage for: a graded one that has left or is kept, or an option that may come up.
+LEFT, KEPT, UNUSABLE, USABLE = 0, 1, 2, 3
 # Cosines that differ by less are equal but for the rounding of float32, as in distance_matrices.
-ROUNDING = 1e-6
+_ROUNDING = 1e-6
 _FRESH, _NEAR_COPY, _SAME_TEXT = 0, 1, 2
+
+
+@kernel
+def near_copies(vectors: Array, one: int, other: int, near_duplicate: float) -> bool:
+    """Whether two vectors are near copies: their cosine is at least `near_duplicate`, of which above 1 none is.
+
+    Args:
+        vectors: (vectors, dimension) float32, of length 1.
+        one, other: places among the vectors.
+        near_duplicate: cosine; above 1 `vectors` are not looked at.
+    """
+    if near_duplicate > 1.0:
+        return False
+    cosine = 0.0
+    for axis in range(vectors.shape[1]):
+        cosine += np.float64(vectors[one, axis]) * np.float64(vectors[other, axis])
+    return cosine >= near_duplicate - _ROUNDING
+
+
+@kernel
+def _of_document(picks: Array, documents: Array, document: int) -> int:
+    """How many of the picks are of a document."""
+    count = 0
+    for pick in picks:
+        count += documents[pick] == document
+    return count
 
 
 @kernel
@@ -21,12 +55,8 @@ def _likeness(
     for pick in picks[:count]:
         if texts[pick] == texts[candidate]:
             return _SAME_TEXT
-        if near_duplicate <= 1.0 and likeness == _FRESH:
-            cosine = 0.0
-            for axis in range(vectors.shape[1]):
-                cosine += np.float64(vectors[places[pick], axis]) * np.float64(vectors[places[candidate], axis])
-            if cosine >= near_duplicate - ROUNDING:
-                likeness = _NEAR_COPY
+        if likeness == _FRESH and near_copies(vectors, places[pick], places[candidate], near_duplicate):
+            likeness = _NEAR_COPY
     return likeness
 
 
@@ -98,11 +128,8 @@ def _fill(
     for candidate in order:
         if count >= end:
             break
-        same_document = 0
-        for pick in picks[:count]:
-            same_document += documents[pick] == documents[candidate]
         # A picked candidate has the text of a pick: itself.
-        if same_document < bound and (
+        if _of_document(picks[:count], documents, documents[candidate]) < bound and (
             _likeness(candidate, picks, count, texts, vectors, places, near_duplicate) == _FRESH
         ):
             picks[count] = candidate
@@ -169,19 +196,75 @@ def fill_selection(
     return filled
 
 
-def document_support(queries: IntArray, documents: IntArray, gains: Array) -> Array:
-    """What the other candidates of each one's document gain, as a share of the highest of its query; 0 for none.
+@kernel
+def _breaks_bound(
+    option: int,
+    kept: Array,
+    documents: Array,
+    rows: Array,
+    vectors: Array,
+    max_per_document: int,
+    near_duplicate: float,
+) -> bool:
+    """Whether an option is of a document that has its passages already, or a near copy of a kept passage."""
+    for passage in kept:
+        if near_copies(vectors, rows[passage], rows[option], near_duplicate):
+            return True
+    return _of_document(kept, documents, documents[option]) >= max_per_document
+
+
+@kernel
+def fill_slots(
+    offsets: Array,
+    states: Array,
+    texts: Array,
+    documents: Array,
+    rows: Array,
+    vectors: Array,
+    room: Array,
+    limit: int,
+    max_per_document: Array,
+    near_duplicate: Array,
+) -> Array:
+    """Which options come up before their query has no free slot left: a usable one takes a slot, others none.
+
+    Never comes up, and takes no slot: a text that has been seen, be it that of a passage that left; a chunk
+    of a document that has `max_per_document` kept passages; a near copy of a kept passage. What fills a slot
+    is kept for those after it. Unlike the selection, a fill breaks no bound for a family or an empty slot.
 
     Args:
-        queries: (candidates,) int64, ascending, the query of each.
-        documents: (candidates,) int64, >= 0, equal for one document.
-        gains: (candidates,) float64, >= 0.
+        offsets: (queries + 1,) int64, of each query first the graded passages, then the options as they come up.
+        states: (passages,) int64: a graded passage has LEFT or is KEPT, an option is UNUSABLE or USABLE.
+        texts: (passages,) int64 below their number, equal where query and text are equal.
+        documents: (passages,) int64, equal for one document.
+        rows: (passages,) int64, the vector of each.
+        vectors: (chunks, dimension) float32, of length 1.
+        room: (queries,) int64, free slots.
+        limit: how many options of a query come up at the most.
+        max_per_document: (queries,) int64, >= 1.
+        near_duplicate: (queries,) float64, cosine; above 1 nothing is a near copy.
+
+    Returns:
+        (passages,) bool, false for the graded ones.
     """
-    _, groups = np.unique(queries * (documents.max(initial=0) + 1) + documents, return_inverse=True)
-    # Counted, not told from rounding: an only candidate has no support.
-    others = np.bincount(groups)[groups] > 1
-    support = np.where(others, np.maximum(np.bincount(groups, weights=gains)[groups] - gains, 0.0), 0.0)
-    highest = np.zeros(int(queries.max(initial=0)) + 1)
-    np.maximum.at(highest, queries, support)
-    share: Array = np.divide(support, highest[queries], out=np.zeros(len(gains)), where=highest[queries] > 0)
-    return share
+    comes_up = np.zeros(len(rows), np.bool_)
+    seen = np.zeros(len(rows), np.bool_)
+    for query in range(len(offsets) - 1):
+        start, end = offsets[query], offsets[query + 1]
+        kept, count, free, left = np.empty(end - start, np.int64), 0, room[query], limit
+        for place in range(start, end):
+            if states[place] >= UNUSABLE:
+                if free <= 0 or left <= 0:
+                    break
+                if seen[texts[place]] or _breaks_bound(
+                    place, kept[:count], documents, rows, vectors, max_per_document[query], near_duplicate[query]
+                ):
+                    continue
+                comes_up[place] = True
+                left -= 1
+                free -= states[place] == USABLE
+            seen[texts[place]] = True
+            if states[place] in (KEPT, USABLE):
+                kept[count] = place
+                count += 1
+    return comes_up

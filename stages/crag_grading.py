@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Self
 
@@ -13,33 +13,26 @@ import pyarrow.compute as pc
 from annotated_types import Ge, Le
 from pydantic import model_validator
 
-from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged, read_only
+from contracts.columns import Array, IntArray, Ragged, as_numpy, column, offsets_from_lengths, ragged
 from contracts.errors import ConfigurationError
 from contracts.evidence import EvidencePlan, GradedSelection
 from contracts.manifest import Account
 from contracts.params import Count
 from contracts.params import Params as BaseParams
 from contracts.table import build_table
-from corpus.compiled import kernel
 from corpus.corpus import Corpus, KeywordSearch
+from corpus.families import families_by_plan
+from corpus.graded_passages import Bounds, GradedPassages
+from corpus.grading import CORRECT, GRADERS, GRADES, INCORRECT, PassageGrader
+from corpus.query_rewriting import rewrite_queries
 from corpus.scope import Scopes
-from corpus.tokeniser import words
+from corpus.selection import NO_BOUND
 from models.cross_encoder import CrossEncoder, probabilities
-from models.grader import Grade, Grader, Pair, decided_grades, given_grades
+from models.grader import Grader
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
-# A grade is an int8 code, its place here: the strongest grade of a query is the largest code.
-_GRADES = pa.array(["incorrect", "ambiguous", "correct"])
-_INCORRECT, _CORRECT = 0, 2
-_CODES: dict[Grade, int] = {"incorrect": 0, "ambiguous": 1, "correct": 2}
-_GRADERS = pa.array(["score", "llm", "file"])
-_SCORE, _LLM, _FILE = 0, 1, 2
 _ORIGINS = pa.array(["selected", "next_ranked", "corrective"])
 _SELECTED, _NEXT_RANKED, _CORRECTIVE = 0, 1, 2
-_LEFT, _KEPT, _UNUSABLE, _USABLE = 0, 1, 2, 3
-# Cosines that differ by less are equal but for the rounding of float32, as in blended_rerank.
-_ROUNDING = 1e-6
-_NO_BOUND = 2**31 - 1
 
 
 class Params(BaseParams):
@@ -109,160 +102,26 @@ def query_actions(queries: IntArray, grades: Array, count: int) -> Array:
     return actions
 
 
-@kernel
-def _breaks_bound(
-    option: int,
-    kept: Array,
-    documents: Array,
-    rows: Array,
-    vectors: Array,
-    max_per_document: int,
-    near_duplicate: float,
-) -> bool:
-    """Whether an option is of a document that has its passages already, or a near copy of a kept passage."""
-    same_document = 0
-    for passage in kept:
-        same_document += documents[passage] == documents[option]
-        if near_duplicate <= 1.0:
-            cosine = 0.0
-            for axis in range(vectors.shape[1]):
-                cosine += np.float64(vectors[rows[passage], axis]) * np.float64(vectors[rows[option], axis])
-            if cosine >= near_duplicate - _ROUNDING:
-                return True
-    return same_document >= max_per_document
-
-
-@kernel
-def fill_slots(
-    offsets: Array,
-    states: Array,
-    texts: Array,
-    documents: Array,
-    rows: Array,
-    vectors: Array,
-    room: Array,
-    limit: int,
-    max_per_document: Array,
-    near_duplicate: Array,
-) -> Array:
-    """Which options come up before their query has no free slot left: a usable one takes a slot, others none.
-
-    Never comes up, and takes no slot: a text that has been seen, be it that of a passage that left; a chunk
-    of a document that has `max_per_document` kept passages; a near copy of a kept passage. What fills a slot
-    is kept for those after it. Unlike the selection, a fill breaks no bound for a family or an empty slot.
-
-    Args:
-        offsets: (queries + 1,) int64, of each query first the graded passages, then the options as they come up.
-        states: (passages,) int64: a graded passage has left (0) or is kept (1), an option is unusable (2) or
-            usable (3).
-        texts: (passages,) int64 below their number, equal where query and text are equal.
-        documents: (passages,) int64, equal for one document.
-        rows: (passages,) int64, the vector of each.
-        vectors: (chunks, dimension) float32, of length 1.
-        room: (queries,) int64, free slots.
-        limit: how many options of a query come up at the most.
-        max_per_document: (queries,) int64, >= 1.
-        near_duplicate: (queries,) float64, cosine; above 1 nothing is a near copy.
-
-    Returns:
-        (passages,) bool, false for the graded ones.
-    """
-    comes_up = np.zeros(len(rows), np.bool_)
-    seen = np.zeros(len(rows), np.bool_)
-    for query in range(len(offsets) - 1):
-        start, end = offsets[query], offsets[query + 1]
-        kept, count, free, left = np.empty(end - start, np.int64), 0, room[query], limit
-        for place in range(start, end):
-            if states[place] >= _UNUSABLE:
-                if free <= 0 or left <= 0:
-                    break
-                if seen[texts[place]] or _breaks_bound(
-                    place, kept[:count], documents, rows, vectors, max_per_document[query], near_duplicate[query]
-                ):
-                    continue
-                comes_up[place] = True
-                left -= 1
-                free -= states[place] == _USABLE
-            seen[texts[place]] = True
-            if states[place] in (_KEPT, _USABLE):
-                kept[count] = place
-                count += 1
-    return comes_up
-
-
-def rewrite_queries(texts: Sequence[str], corpus: Corpus, terms: int) -> list[str]:
-    """Cuts each query down to the words of its `terms` rarest distinct terms, rarest first, ties in query order.
-
-    A term is as rare as few chunks of the corpus hold it; terms that none holds are dropped. Words
-    come out case folded but not stemmed, so that a person can read them and a search tokenises them
-    to the same terms again. A query of unknown terms alone becomes the empty text.
-    """
-    frequencies = corpus.keywords.document_frequencies
-    terms_of: dict[str, list[int]] = {}
-    rewritten = []
-    for text in texts:
-        word_of: dict[int, str] = {}
-        for word in words(text):
-            if word not in terms_of:
-                terms_of[word] = corpus.keywords.term_ids(corpus.tokeniser.tokens(word))
-            for term in terms_of[word]:
-                word_of.setdefault(term, word)
-        rarest = sorted(word_of, key=lambda term: int(frequencies[term]))[:terms]
-        rewritten.append(" ".join(word_of[term] for term in rarest))
-    return rewritten
-
-
-@dataclass(frozen=True)
-class _Passages:
-    """Graded passages of a shard, laid end to end by query."""
-
-    queries: IntArray
-    rows: IntArray
-    scores: Array
-    grades: Array
-    graders: Array
-    kept: Array
-    origins: Array
-    families: pa.ListArray
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Passages]) -> _Passages:
-        """The passages of all parts, those of a query in the order of the parts."""
-        order = np.argsort(np.concatenate([part.queries for part in parts]), kind="stable")
-        numbers = {
-            name: np.concatenate([getattr(part, name) for part in parts])[order]
-            for name in ("queries", "rows", "scores", "grades", "graders", "kept", "origins")
-        }
-        lists = pa.concat_arrays([part.families.cast(pa.list_(pa.string())) for part in parts])
-        return cls(**numbers, families=lists.take(pa.array(order, pa.int64())))
-
-    def room(self, slots: Array) -> Array:
-        """(queries,) int64: the slots that no kept passage takes."""
-        return slots.astype(np.int64) - np.bincount(self.queries[self.kept], minlength=len(slots))
-
-
 @dataclass(frozen=True)
 class _Shard:
     """What every step of the grading looks at.
 
-    `by_model` says for each query whether the cross-encoder took part in its ranking; `max_per_document`
-    and `near_duplicate` are as `fill_slots` takes them.
+    `by_model` says for each query whether the cross-encoder took part in its ranking; `bounds` are those of its
+    selection.
     """
 
-    query_ids: list[str]
     texts: list[str]
     scopes: Scopes
     shapes: pa.Array
     by_model: Array
     lexical_weight: Array
     slots: Array
-    max_per_document: Array
-    near_duplicate: Array
+    bounds: Bounds
     ranking: Ragged
     rows: IntArray
     corpus: Corpus
     cross_encoder: CrossEncoder | None
-    grader: Grader | None
+    grader: PassageGrader
     params: Params
 
     def known_scores(self) -> Array:
@@ -294,68 +153,16 @@ class _Shard:
         return scores
 
     def known_grades(self, queries: IntArray, rows: IntArray, scores: Array) -> tuple[Array, Array]:
-        """Grades that cost nothing, and who gave each: people where they have decided, else the limits of this run.
+        """Grades that cost nothing, and who gave each: people where they have decided, else the limits of this run."""
+        return self.grader.decided(queries, rows, grade_scores(scores, self.params.lower, self.params.upper))
 
-        Returns:
-            (passages,) int8 grades and (passages,) int8 graders.
-        """
-        grades = grade_scores(scores, self.params.lower, self.params.upper)
-        graders = np.full(len(rows), _SCORE, dtype=np.int8)
-        if self.grader is not None and self.params.enabled:
-            for place, grade in enumerate(decided_grades(self.grader, *self.names(queries, rows))):
-                if grade is not None:
-                    grades[place], graders[place] = _CODES[grade], _FILE
-        return grades, graders
-
-    def ask_grader(self, queries: IntArray, rows: IntArray, wanted: Array, grades: Array, graders: Array) -> None:
-        """Puts in the grader's grades for the wanted passages that nobody has decided, where it has a say: one call."""
-        places = np.flatnonzero(wanted & (graders == _SCORE))
-        if self.grader is None or not len(places) or not self.params.enabled:
-            return
-        query_ids, chunk_ids = self.names(queries[places], rows[places])
-        asked = [self.texts[query] for query in queries[places]]
-        texts = self.corpus.passage_texts(rows[places])
-        pairs = [Pair(*parts) for parts in zip(query_ids, chunk_ids, asked, texts, strict=True)]
-        for place, grade in zip(places, given_grades(self.grader, pairs), strict=True):
-            if grade is not None:
-                grades[place], graders[place] = _CODES[grade], _LLM
-
-    def names(self, queries: IntArray, rows: IntArray) -> tuple[list[str], list[str]]:
-        """The query ids and the chunk ids of passages."""
-        return [self.query_ids[query] for query in queries], self.corpus.ids(rows).to_pylist()
-
-    def coming_up(
-        self, graded: _Passages, queries: IntArray, rows: IntArray, usable: Array, room: Array, limit: int = _NO_BOUND
-    ) -> Array:
-        """(options,) bool: the options that `fill_slots` lets come up behind the graded passages."""
-        owners = np.concatenate([graded.queries, queries])
-        order = np.argsort(owners, kind="stable")
-        owners, chunks = owners[order], np.concatenate([graded.rows, rows])[order]
-        states = np.concatenate([np.where(graded.kept, _KEPT, _LEFT), np.where(usable, _USABLE, _UNUSABLE)])
-        texts = as_numpy(self.corpus.column("text_id"))
-        keys = owners * (int(texts.max(initial=0)) + 1) + texts[chunks]
-        comes_up = np.empty(len(order), dtype=bool)
-        comes_up[order] = fill_slots(
-            offsets_from_lengths(np.bincount(owners, minlength=len(self.texts))),
-            states[order],
-            np.unique(keys, return_inverse=True)[1],
-            self.corpus.documents[chunks],
-            chunks,
-            read_only(self.corpus.embeddings),
-            room,
-            limit,
-            self.max_per_document.astype(np.int64),
-            self.near_duplicate.astype(np.float64),
-        )
-        return comes_up[len(graded.rows) :]
-
-    def ranked(self, places: IntArray, scores: Array, grades: Array, graders: Array, origin: int) -> _Passages:
+    def ranked(self, places: IntArray, scores: Array, grades: Array, graders: Array, origin: int) -> GradedPassages:
         """Some of the ranked candidates as graded passages; those that are not incorrect are kept."""
         families = self.ranking.values["families"].take(pa.array(places, pa.int64()))
-        kept = (grades > _INCORRECT) | (not self.params.enabled)
+        kept = (grades > INCORRECT) | (not self.params.enabled)
         origins = np.full(len(places), origin)
         queries, rows = self.ranking.rows[places], self.rows[places]
-        return _Passages(queries, rows, scores, grades, graders, kept, origins, families)
+        return GradedPassages(queries, rows, scores, grades, graders, kept, origins, families)
 
 
 def crag_grading_table(
@@ -388,21 +195,28 @@ def crag_grading_table(
     back through it does not.
     """
     ranking = ragged(blended_rerank, "candidates")
+    query_texts = queries.column("normalised_text").to_pylist()
     shard = _Shard(
-        query_ids=queries.column("query_id").to_pylist(),
-        texts=queries.column("normalised_text").to_pylist(),
+        texts=query_texts,
         scopes=Scopes.of(queries),
         shapes=column(family_rescue, "shape"),
         by_model=as_numpy(pc.equal(column(blended_rerank, "rerank_status"), "cross_encoder")),
         lexical_weight=as_numpy(column(blended_rerank, "lexical_weight")),
         slots=as_numpy(column(blended_rerank, "slots")),
-        max_per_document=as_numpy(pc.fill_null(column(blended_rerank, "max_per_document"), _NO_BOUND)),
-        near_duplicate=as_numpy(pc.fill_null(column(blended_rerank, "near_duplicate"), np.inf)),
+        bounds=Bounds(
+            as_numpy(pc.fill_null(column(blended_rerank, "max_per_document"), NO_BOUND)).astype(np.int64),
+            as_numpy(pc.fill_null(column(blended_rerank, "near_duplicate"), np.inf)).astype(np.float64),
+        ),
         ranking=ranking,
         rows=corpus.rows(ranking.values["chunk_id"]),
         corpus=corpus,
         cross_encoder=cross_encoder,
-        grader=grader,
+        grader=PassageGrader(
+            grader=grader if params.enabled else None,
+            query_ids=queries.column("query_id").to_pylist(),
+            texts=query_texts,
+            corpus=corpus,
+        ),
         params=params,
     )
     count = len(queries)
@@ -411,15 +225,15 @@ def crag_grading_table(
     texts: list[str | None] = [None] * count
     outcomes = ["not_needed" if params.enabled else "disabled"] * count
     if params.enabled:
-        graded = _Passages.joined([graded, _next_ranked(shard, graded)])
+        graded = GradedPassages.joined([graded, _next_ranked(shard, graded)])
         free = graded.room(shard.slots) > 0
-        for query in np.flatnonzero((before < _CORRECT) & ~free):
+        for query in np.flatnonzero((before < CORRECT) & ~free):
             outcomes[query] = "no_room"
-        asking = np.flatnonzero((before < _CORRECT) & free)
+        asking = np.flatnonzero((before < CORRECT) & free)
         rewritten = rewrite_queries([shard.texts[query] for query in asking], corpus, params.corrective_terms)
         hits = keyword_search.search(rewritten, shard.scopes.take(asking), params.corrective_depth)
         found = _corrective(shard, graded, asking[hits.rows], hits.values["row"], plan)
-        graded = _Passages.joined([graded, found])
+        graded = GradedPassages.joined([graded, found])
         for query, text, matches in zip(asking, rewritten, hits.lengths, strict=True):
             texts[query], outcomes[query] = text, "ok" if matches else "no_match"
     # What was seen but found no room helps nobody: the second action is over what stays.
@@ -428,8 +242,8 @@ def crag_grading_table(
         GradedSelection,
         {
             "query_id": queries.column("query_id"),
-            "action_before": _GRADES.take(pa.array(before)),
-            "action": _GRADES.take(pa.array(after)),
+            "action_before": GRADES.take(pa.array(before)),
+            "action": GRADES.take(pa.array(after)),
             "corrective_query": texts,
             "corrective_outcome": outcomes,
             "candidates": _candidates(graded, count, corpus),
@@ -437,11 +251,11 @@ def crag_grading_table(
     )
     searched = Counter(outcome for outcome in outcomes if outcome in {"ok", "no_match"})
     calls = {"corrective_search": searched} if searched else {}
-    graded_by = Counter(_GRADERS.take(pa.array(graded.graders)).to_pylist()) if grader is not None else {}
+    graded_by = Counter(GRADERS.take(pa.array(graded.graders)).to_pylist()) if grader is not None else {}
     return StageOutput(table, _account(shard, graded), calls, graded_by)
 
 
-def _selected(shard: _Shard) -> _Passages:
+def _selected(shard: _Shard) -> GradedPassages:
     """The selection in its order; a passage that the model was not asked about is sent to it now.
 
     All of it goes to the grader, whatever its score.
@@ -454,26 +268,27 @@ def _selected(shard: _Shard) -> _Passages:
     scores[unknown] = shard.new_scores(shard.ranking.rows[chosen[unknown]], shard.rows[chosen[unknown]])
     queries, rows = shard.ranking.rows[chosen], shard.rows[chosen]
     grades, graders = shard.known_grades(queries, rows, scores)
-    shard.ask_grader(queries, rows, np.ones(len(rows), dtype=bool), grades, graders)
+    shard.grader.ask(queries, rows, np.ones(len(rows), dtype=bool), grades, graders)
     return shard.ranked(chosen, scores, grades, graders, _SELECTED)
 
 
-def _next_ranked(shard: _Shard, selected: _Passages) -> _Passages:
+def _next_ranked(shard: _Shard, selected: GradedPassages) -> GradedPassages:
     """Candidates behind the selection, in rank order until the slots are full; only those with a known score."""
     scores = shard.known_scores()
     options = np.flatnonzero(~np.isnan(scores))
     queries, rows = shard.ranking.rows[options], shard.rows[options]
     grades, graders = shard.known_grades(queries, rows, scores[options])
-    usable = grades > _INCORRECT
-    considered = shard.coming_up(selected, queries, rows, usable, selected.room(shard.slots))
-    shard.ask_grader(queries, rows, considered & usable, grades, graders)
+    usable = grades > INCORRECT
+    room = selected.room(shard.slots)
+    considered = selected.coming_up(queries, rows, usable, room, shard.bounds, shard.corpus)
+    shard.grader.ask(queries, rows, considered & usable, grades, graders)
     options = options[considered]
     return shard.ranked(options, scores[options], grades[considered], graders[considered], _NEXT_RANKED)
 
 
 def _corrective(
-    shard: _Shard, graded: _Passages, queries: IntArray, rows: IntArray, plan: EvidencePlan | None
-) -> _Passages:
+    shard: _Shard, graded: GradedPassages, queries: IntArray, rows: IntArray, plan: EvidencePlan | None
+) -> GradedPassages:
     """The first new hits of the corrective search; those not incorrect are kept while there is room.
 
     A hit that would break a bound beside what is kept already is not read; one that would beside an
@@ -481,43 +296,27 @@ def _corrective(
     """
     unread = np.zeros(len(rows), dtype=bool)  # takes no slot yet
     room = np.ones(len(shard.texts), dtype=np.int64)
-    new = shard.coming_up(graded, queries, rows, unread, room, min(shard.params.corrective_limit, _NO_BOUND))
+    limit = min(shard.params.corrective_limit, NO_BOUND)
+    new = graded.coming_up(queries, rows, unread, room, shard.bounds, shard.corpus, limit)
     queries, rows = queries[new], rows[new]
     scores = shard.new_scores(queries, rows)
     grades, graders = shard.known_grades(queries, rows, scores)
-    shard.ask_grader(queries, rows, grades > _INCORRECT, grades, graders)
-    usable = grades > _INCORRECT
-    kept = usable & shard.coming_up(graded, queries, rows, usable, graded.room(shard.slots))
-    families = _families_by_plan(queries, rows, shard.shapes, plan, shard.corpus)
-    return _Passages(queries, rows, scores, grades, graders, kept, np.full(len(rows), _CORRECTIVE), families)
+    shard.grader.ask(queries, rows, grades > INCORRECT, grades, graders)
+    usable = grades > INCORRECT
+    room = graded.room(shard.slots)
+    kept = usable & graded.coming_up(queries, rows, usable, room, shard.bounds, shard.corpus)
+    families = families_by_plan(queries, rows, shard.shapes, plan, shard.corpus)
+    return GradedPassages(queries, rows, scores, grades, graders, kept, np.full(len(rows), _CORRECTIVE), families)
 
 
-def _families_by_plan(
-    queries: IntArray, rows: IntArray, shapes: pa.Array, plan: EvidencePlan | None, corpus: Corpus
-) -> pa.ListArray:
-    """(passages,) lists of the families of each query's shape that each chunk may serve, in plan order."""
-    owners, names = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=object)]
-    shape_of = shapes.take(pa.array(queries, pa.int64()))
-    for shape in () if plan is None else plan.shapes:
-        places = np.flatnonzero(as_numpy(pc.fill_null(pc.equal(shape_of, shape.name), False)))
-        for family in shape.families if len(places) else ():
-            owners.append(places[corpus.members(family)[rows[places]]])
-            names.append(np.full(len(owners[-1]), family.name, dtype=object))
-    passages = np.concatenate(owners)
-    order = np.argsort(passages, kind="stable")
-    offsets = offsets_from_lengths(np.bincount(passages, minlength=len(rows)))
-    flat = pa.array(np.concatenate(names)[order], pa.string())
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
-
-
-def _candidates(graded: _Passages, count: int, corpus: Corpus) -> Ragged:
+def _candidates(graded: GradedPassages, count: int, corpus: Corpus) -> Ragged:
     lists = Ragged(offsets_from_lengths(np.bincount(graded.queries, minlength=count)), graded.rows)
     values = {
         "rank": lists.positions + 1,
         "chunk_id": corpus.ids(graded.rows),
         "score": graded.scores,
-        "grade": _GRADES.take(pa.array(graded.grades)),
-        "graded_by": _GRADERS.take(pa.array(graded.graders)),
+        "grade": GRADES.take(pa.array(graded.grades)),
+        "graded_by": GRADERS.take(pa.array(graded.graders)),
         "kept": graded.kept,
         "origin": _ORIGINS.take(pa.array(graded.origins)),
         "families": graded.families,
@@ -525,7 +324,7 @@ def _candidates(graded: _Passages, count: int, corpus: Corpus) -> Ragged:
     return Ragged(lists.offsets, values)
 
 
-def _account(shard: _Shard, graded: _Passages) -> Account:
+def _account(shard: _Shard, graded: GradedPassages) -> Account:
     # All but corrective hits come from the ranking; these are looked for among the candidates of their queries alone.
     hits, chunks = graded.origins == _CORRECTIVE, len(shard.corpus.chunks)
     searched = np.zeros(len(shard.texts), dtype=bool)

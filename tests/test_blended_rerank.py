@@ -20,8 +20,9 @@ from contracts.manifest import Account
 from contracts.table import schema
 from corpus.corpus import Corpus
 from corpus.exact_tokens import exact_tokens
-from corpus.selection import document_support, fill_selection, serve_families
-from stages.blended_rerank import STAGE, Params, min_max, scores_in_order
+from corpus.scores import document_support, min_max, scores_in_order
+from corpus.selection import fill_selection, serve_families
+from stages.blended_rerank import STAGE, Params
 from stages.stage import StageOutput
 from tests.corpora import make_corpus, make_queries
 

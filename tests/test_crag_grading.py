@@ -19,18 +19,13 @@ from contracts.errors import ConfigurationError, ModelError, RefusedError, Trans
 from contracts.evidence import EvidencePlan, Family, RerankedRanking, RescuedRanking, Shape
 from contracts.table import check_table, schema
 from corpus.corpus import Corpus
+from corpus.query_rewriting import rewrite_queries
 from corpus.scope import Scope, Scopes
+from corpus.selection import fill_slots
 from flows.quarantine import is_fault_of_data
 from models.file_grader import FileGrader
 from models.grader import Pair
-from stages.crag_grading import (
-    STAGE,
-    Params,
-    fill_slots,
-    grade_scores,
-    query_actions,
-    rewrite_queries,
-)
+from stages.crag_grading import STAGE, Params, grade_scores, query_actions
 from stages.stage import StageOutput
 from tests.corpora import make_corpus, make_queries
 
