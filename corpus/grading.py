@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from contracts.columns import Array, IntArray
 from corpus.corpus import Corpus
 from models.grader import Grade, Grader, Pair, decided_grades, given_grades
 
 # A grade is an int8 code, its place here: the strongest grade of a query is the largest code.
-GRADES = pa.array(["incorrect", "ambiguous", "correct"])
+GRADES = np.array(["incorrect", "ambiguous", "correct"])
 INCORRECT, CORRECT = 0, 2
 _CODES: dict[Grade, int] = {"incorrect": 0, "ambiguous": 1, "correct": 2}
 # Who gave a grade, as codes of the same kind.
-GRADERS = pa.array(["score", "llm", "file"])
+GRADERS = np.array(["score", "llm", "file"])
 _SCORE, _LLM, _FILE = 0, 1, 2
 
 

@@ -31,7 +31,7 @@ from models.cross_encoder import CrossEncoder, probabilities
 from models.grader import Grader
 from stages.stage import SAME_QUERIES, Stage, StageOutput, SuccessCheck
 
-_ORIGINS = pa.array(["selected", "next_ranked", "corrective"])
+_ORIGINS = np.array(["selected", "next_ranked", "corrective"])
 _SELECTED, _NEXT_RANKED, _CORRECTIVE = 0, 1, 2
 
 
@@ -242,8 +242,8 @@ def crag_grading_table(
         GradedSelection,
         {
             "query_id": queries.column("query_id"),
-            "action_before": GRADES.take(pa.array(before)),
-            "action": GRADES.take(pa.array(after)),
+            "action_before": GRADES[before],
+            "action": GRADES[after],
             "corrective_query": texts,
             "corrective_outcome": outcomes,
             "candidates": _candidates(graded, count, corpus),
@@ -251,7 +251,7 @@ def crag_grading_table(
     )
     searched = Counter(outcome for outcome in outcomes if outcome in {"ok", "no_match"})
     calls = {"corrective_search": searched} if searched else {}
-    graded_by = Counter(GRADERS.take(pa.array(graded.graders)).to_pylist()) if grader is not None else {}
+    graded_by = Counter(GRADERS[graded.graders].tolist()) if grader is not None else {}
     return StageOutput(table, _account(shard, graded), calls, graded_by)
 
 
@@ -315,10 +315,10 @@ def _candidates(graded: GradedPassages, count: int, corpus: Corpus) -> Ragged:
         "rank": lists.positions + 1,
         "chunk_id": corpus.ids(graded.rows),
         "score": graded.scores,
-        "grade": GRADES.take(pa.array(graded.grades)),
-        "graded_by": GRADERS.take(pa.array(graded.graders)),
+        "grade": GRADES[graded.grades],
+        "graded_by": GRADERS[graded.graders],
         "kept": graded.kept,
-        "origin": _ORIGINS.take(pa.array(graded.origins)),
+        "origin": _ORIGINS[graded.origins],
         "families": graded.families,
     }
     return Ragged(lists.offsets, values)
