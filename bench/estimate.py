@@ -80,8 +80,8 @@ def _stages(told: Estimate, verdict: Verdict) -> Table:
 
 
 def _files(folder: Path) -> set[Path]:
-    """Everything in the store."""
-    return set((folder / "store").rglob("*"))
+    """Every file in the store."""
+    return {path for path in (folder / "store").rglob("*") if path.is_file()}
 
 
 if __name__ == "__main__":
