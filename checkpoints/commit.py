@@ -86,7 +86,7 @@ def commit(
         calls: how calls of services ended.
         tokens: that the calls were charged for.
         cost: of these tokens.
-        graded_by: how many passages who graded.
+        graded_by: passages by who graded them.
         started_at: ISO time, for people; takes no part in keys.
         seconds: how long it took to compute.
 

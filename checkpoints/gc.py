@@ -10,7 +10,6 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 from checkpoints.corpora import corpus_pointer
@@ -24,7 +23,7 @@ from checkpoints.survey import MANIFEST, Bounds, Item, Survey, files_of, look_at
 from contracts.errors import CheckpointError, RunHeldError
 
 _AN_HOUR = 3600.0  # no write takes as long
-_A_DAY = timedelta(days=1)  # no estimate takes as long
+_A_DAY = 86400.0  # no estimate takes as long
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,14 @@ def scratch_store(store: Store) -> Iterator[Store]:
         _remove(store, name)
 
 
-def sweep_scratch(store: Store, older_than: timedelta) -> int:
+def sweep_scratch(store: Store, older_than_seconds: float) -> int:
     """Removes scratch stores that killed processes left behind, and says how many files that were.
 
     Args:
         store: below which they lie.
-        older_than: since they were begun; younger ones are left, since they may be at work still.
+        older_than_seconds: since they were begun; younger ones are left, since they may be at work still.
     """
-    before, removed = datetime.now(UTC) - older_than, 0
+    before, removed = datetime.now(UTC) - timedelta(seconds=older_than_seconds), 0
     for folder in store.folders(_FOLDER):
         named = _NAME.fullmatch(folder)
         if named is not None and datetime.strptime(named[1], _STARTED).replace(tzinfo=UTC) < before:

@@ -237,8 +237,7 @@ class Session:
             started = time.perf_counter()
             query_ids = log.query_ids(part)
             table, faults = self._without_faults(entry.stage, part, log.embedded, query_ids)
-            faulty = [query_id for query_id in query_ids if query_id in faults]
-            letters = letters_for(self.plan, entry.stage, part, log.rows(faulty), faults) if faulty else []
+            letters = letters_for(self.plan, entry.stage, part, log.rows, faults)
             self._commit(entry, part, table, started, letters=letters)
 
         if entry.stage == "log_lines":
@@ -273,8 +272,8 @@ class Session:
             return stage.checked_run(given.of(query_ids), counted, params)
 
         output, faults = self._without_faults(stage.name, part, run, given.query_ids)
-        rows = query_rows(self.store, self.plan, part, list(faults)) if faults else None
-        letters = [] if rows is None else letters_for(self.plan, stage.name, part, rows, faults)
+        rows_of = partial(query_rows, self.store, self.plan, part)
+        letters = letters_for(self.plan, stage.name, part, rows_of, faults)
         key_parts: dict[str, Any] = {"parents": given.lineage, "left_out": given.left_out}
         replay = replay_of(self.plan, part)
         if replay is not None:

@@ -124,9 +124,23 @@ def _in_words(fault: Exception) -> str:
 
 
 def letters_for(
-    plan: RunPlan, stage: str, part: int, queries: pa.Table, faults: Mapping[str, Exception]
+    plan: RunPlan,
+    stage: str,
+    part: int,
+    rows_of: Callable[[Sequence[str]], pa.Table],
+    faults: Mapping[str, Exception],
 ) -> list[DeadLetter]:
-    """Dead letters of queries, in the order of the shard, each with its row of `queries` as JSON."""
+    """Dead letters of queries, in the order of `faults`, which is that of the shard, each with its row as JSON.
+
+    Args:
+        plan: of the run.
+        stage: that took them out.
+        part: of the stage.
+        rows_of: gives the rows of some queries in their order; asked only where there are any.
+        faults: by query id.
+    """
+    if not faults:
+        return []
     replay = replay_of(plan, part)
     return [
         DeadLetter(
@@ -140,6 +154,5 @@ def letters_for(
             log_lines=row["occurrences"],
             original=json.dumps({name: row[name] for name in row if name not in _WITHOUT}, ensure_ascii=False),
         )
-        for row in queries.to_pylist()
-        if row["query_id"] in faults
+        for row in rows_of(list(faults)).to_pylist()
     ]

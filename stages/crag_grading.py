@@ -222,20 +222,10 @@ def crag_grading_table(
     count = len(queries)
     graded = _selected(shard)
     before = query_actions(graded.queries, graded.grades, count)
-    texts: list[str | None] = [None] * count
-    outcomes = ["not_needed" if params.enabled else "disabled"] * count
     if params.enabled:
-        graded = GradedPassages.joined([graded, _next_ranked(shard, graded)])
-        free = graded.room(shard.slots) > 0
-        for query in np.flatnonzero((before < CORRECT) & ~free):
-            outcomes[query] = "no_room"
-        asking = np.flatnonzero((before < CORRECT) & free)
-        rewritten = rewrite_queries([shard.texts[query] for query in asking], corpus, params.corrective_terms)
-        hits = keyword_search.search(rewritten, shard.scopes.take(asking), params.corrective_depth)
-        found = _corrective(shard, graded, asking[hits.rows], hits.values["row"], plan)
-        graded = GradedPassages.joined([graded, found])
-        for query, text, matches in zip(asking, rewritten, hits.lengths, strict=True):
-            texts[query], outcomes[query] = text, "ok" if matches else "no_match"
+        graded, texts, outcomes = _corrected(shard, graded, before, keyword_search, plan)
+    else:
+        texts, outcomes = [None] * count, ["disabled"] * count
     # What was seen but found no room helps nobody: the second action is over what stays.
     after = query_actions(graded.queries[graded.kept], graded.grades[graded.kept], count)
     table = build_table(
@@ -270,6 +260,25 @@ def _selected(shard: _Shard) -> GradedPassages:
     grades, graders = shard.known_grades(queries, rows, scores)
     shard.grader.ask(queries, rows, np.ones(len(rows), dtype=bool), grades, graders)
     return shard.ranked(chosen, scores, grades, graders, _SELECTED)
+
+
+def _corrected(
+    shard: _Shard, graded: GradedPassages, before: Array, keyword_search: KeywordSearch, plan: EvidencePlan | None
+) -> tuple[GradedPassages, list[str | None], list[str]]:
+    """The passages with what fills free slots, and of each query the corrective query and how its search ended."""
+    graded = GradedPassages.joined([graded, _next_ranked(shard, graded)])
+    texts: list[str | None] = [None] * len(shard.texts)
+    outcomes = ["not_needed"] * len(shard.texts)
+    free = graded.room(shard.slots) > 0
+    for query in np.flatnonzero((before < CORRECT) & ~free):
+        outcomes[query] = "no_room"
+    asking, params = np.flatnonzero((before < CORRECT) & free), shard.params
+    rewritten = rewrite_queries([shard.texts[query] for query in asking], shard.corpus, params.corrective_terms)
+    hits = keyword_search.search(rewritten, shard.scopes.take(asking), params.corrective_depth)
+    found = _corrective(shard, graded, asking[hits.rows], hits.values["row"], plan)
+    for query, text, matches in zip(asking, rewritten, hits.lengths, strict=True):
+        texts[query], outcomes[query] = text, "ok" if matches else "no_match"
+    return GradedPassages.joined([graded, found]), texts, outcomes
 
 
 def _next_ranked(shard: _Shard, selected: GradedPassages) -> GradedPassages:
@@ -331,9 +340,8 @@ def _account(shard: _Shard, graded: GradedPassages) -> Account:
     searched[graded.queries[hits]] = True
     among = searched[shard.ranking.rows]
     keys = shard.ranking.rows[among] * chunks + shard.rows[among]
-    ranked_hits = int(np.isin(graded.queries[hits] * chunks + graded.rows[hits], keys).sum())
-    ranked = len(graded.rows) - int(hits.sum()) + ranked_hits
-    added, removed = len(graded.rows) - ranked, len(shard.rows) - ranked
+    added = int(np.isin(graded.queries[hits] * chunks + graded.rows[hits], keys, invert=True).sum())
+    removed = len(shard.rows) + added - len(graded.rows)
     return Account(
         candidates_in=len(shard.rows),
         added={"corrective": added} if added else {},
